@@ -67,7 +67,7 @@ class SamplingParams:
                 self._check_int(name, low=0, allowed="None or 0 or more")
         if self.seed is not None:
             self._check_int("seed", low=0, high=2**63 - 1, allowed="None or 0 to 2**63 - 1")
-        if not isinstance(self.ignore_eos, bool):
+        if self.ignore_eos not in (True, False):
             self._refuse("ignore_eos", "True or False")
         self._set_tuple("stop", str)
         if "" in self.stop:
@@ -88,7 +88,7 @@ class SamplingParams:
             self._refuse(name, allowed)
 
     def _set_tuple(self, name: str, kind: type) -> None:
-        value = getattr(self, name)
+        value: object = getattr(self, name)
         # A single string is one stop string, not a sequence of letters.
         items = (value,) if isinstance(value, (str, int)) else value
         if not isinstance(items, Iterable):

@@ -7,6 +7,7 @@ than what stands in this file, so a test can put a runner without a model in its
 from __future__ import annotations
 
 from collections.abc import Sequence as ReadOnlySequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from minivllm.sampling_params import SamplingParams
@@ -15,7 +16,8 @@ TokenLogprobs = dict[int, float]
 """token id -> natural-log probability, best first; holds the chosen token too."""
 
 
-class ScheduledSequence(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
     """One sequence's share of a step: compute the positions [start, end).
 
     request_id        of the request it belongs to; with `index` it names the sequence

@@ -1,0 +1,1 @@
+"""The wing that computes: layers, attention over the paged cache, sampling."""
