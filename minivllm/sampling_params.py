@@ -88,12 +88,10 @@ class SamplingParams:
             self._refuse(name, allowed)
 
     def _set_tuple(self, name: str, kind: type) -> None:
-        value: object = getattr(self, name)
+        value = getattr(self, name)
         # A single string is one stop string, not a sequence of letters.
         items = (value,) if isinstance(value, (str, int)) else value
-        if not isinstance(items, Iterable):
-            self._refuse(name, f"a sequence of {kind.__name__}")
-        items = tuple(items)
+        items = tuple(items) if isinstance(items, Iterable) else (None,)
         if not all(isinstance(item, kind) and not isinstance(item, bool) for item in items):
             self._refuse(name, f"a sequence of {kind.__name__}")
         object.__setattr__(self, name, items)

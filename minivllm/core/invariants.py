@@ -1,0 +1,98 @@
+"""The invariants, checked: what `debug_checks` does in every step, and what tests call.
+
+Each check raises InvariantError with the invariant's id and the numbers that break it. I4 and
+I7 speak of contents, so tests with a runner check them; I9 to I12 speak of two moments, so
+tests over steps check them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from minivllm.core.batch import ScheduledBatch
+from minivllm.core.block_manager import blocks_for
+from minivllm.core.kv_cache import KVCache
+from minivllm.core.scheduler import Scheduler
+from minivllm.core.sequence import Sequence, SequenceState
+from minivllm.errors import MiniVLLMError, ReadOnlyBlockError
+
+
+class InvariantError(MiniVLLMError, AssertionError):
+    """An invariant of the design does not hold: a fault of the engine, not of its user."""
+
+
+def check_between_steps(scheduler: Scheduler) -> None:
+    """Check I1, I2, I5, I10 and the order of the queues. O(pool + tables)."""
+    check_pool(scheduler.kv, scheduler.running)
+    for sequence in scheduler.running:
+        check_table(scheduler.kv, sequence)
+    check_queues(scheduler)
+
+
+def check_pool(kv: KVCache, holders: list[Sequence]) -> None:
+    """I1: free, cached-idle and in use make up the pool. I2: every count is right."""
+    counts = Counter(block for sequence in holders for block in sequence.block_table)
+    free = kv.blocks.free_order()
+    _require(len(free) == len(set(free)), "I1", f"a block stands twice in the free list: {free}")
+    for block in range(kv.num_blocks):
+        cached = kv.cache.at(block)
+        expected = counts[block] + (cached is not None)
+        actual = kv.blocks.ref_counts[block]
+        _require(actual == expected, "I2", f"block {block} counts {actual}, held {expected} times")
+        is_idle = cached is not None and counts[block] == 0
+        _require(kv.cache.is_idle(block) == is_idle, "I1", f"block {block}: idle is {not is_idle}")
+    num_free = sum(count == 0 for count in kv.blocks.ref_counts)
+    _require(len(free) == num_free, "I1", f"{len(free)} blocks are listed free, {num_free} are")
+    total = kv.blocks.num_free + kv.cache.num_idle + len(counts)
+    _require(total == kv.num_blocks, "I1", f"the parts add up to {total} of {kv.num_blocks}")
+
+
+def check_table(kv: KVCache, sequence: Sequence) -> None:
+    """I5, and that its head is what the cache holds: each cached block behind its parent."""
+    expected = blocks_for(sequence.num_computed_tokens, kv.block_size)
+    actual = len(sequence.block_table)
+    _require(actual == expected, "I5", f"{sequence.name} has {actual} blocks, needs {expected}")
+    _require(
+        len(set(sequence.block_table)) == actual,
+        "I2",
+        f"{sequence.name} holds a block twice: {sequence.block_table}",
+    )
+    parent = None
+    for block, cached in zip(sequence.block_table, sequence.cached_blocks, strict=False):
+        is_same = kv.cache.at(block) is cached and cached.parent is parent
+        _require(is_same, "I7", f"{sequence.name}: block {block} is not what was published")
+        parent = cached
+
+
+def check_queues(scheduler: Scheduler) -> None:
+    """I10: each sequence is in the one queue its state names; queues are in order of arrival."""
+    for queue, state in (
+        (scheduler.waiting, SequenceState.WAITING),
+        (scheduler.running, SequenceState.RUNNING),
+        (scheduler.finished, SequenceState.FINISHED),
+    ):
+        names = [sequence.name for sequence in queue]
+        states = {sequence.state for sequence in queue}
+        _require(states <= {state}, "I10", f"{names}: states {states} in queue {state.value}")
+    for queue in (scheduler.waiting, scheduler.running):
+        arrivals = [sequence.arrival for sequence in queue]
+        _require(arrivals == sorted(set(arrivals)), "I10", f"arrivals out of order: {arrivals}")
+
+
+def check_batch(kv: KVCache, batch: ScheduledBatch) -> None:
+    """I3: no position of the step lies in a published block. I8: each computes something."""
+    for sequence in batch.sequences:
+        name = sequence.request_id
+        _require(sequence.start < sequence.end, "I8", f"{name} computes nothing")
+        first, last = sequence.start // kv.block_size, (sequence.end - 1) // kv.block_size
+        for block in sequence.block_table[first : last + 1]:
+            if kv.cache.at(block) is not None:
+                raise ReadOnlyBlockError(
+                    f"{name} would write [{sequence.start}, {sequence.end}) into block {block},"
+                    " which is published (I3)"
+                )
+
+
+def _require(holds: bool, invariant: str, message: str) -> None:
+    if not holds:
+        raise InvariantError(f"{invariant}: {message}")

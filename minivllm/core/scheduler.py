@@ -1,0 +1,242 @@
+"""Who runs, how many tokens, who is preempted.
+
+One token budget a step, charged in this order, each group by arrival:
+
+    1. decodes            one token each: a running output never stalls (I12)
+    2. running prefills   as much of the rest as fits
+    3. waiting            while there is budget, a free seat, and room for the whole prompt
+
+Block size 4, budget 8, prompts A = 6 tokens and B = 9 tokens, three free seats:
+
+    step   charged              [start, end)         then
+    1      A 6, B 2             A [0,6)  B [0,2)     A has 7 tokens, B is in its prefill
+    2      A 1, B 7             A [6,7)  B [2,9)     A 8, B 10
+    3      A 1, B 1             A [7,8)  B [9,10)    A 9, B 11
+
+Whoever cannot get a block preempts the newest running sequence, perhaps itself. The victim
+keeps its tokens, loses its blocks, and waits at the place its arrival gives it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from operator import attrgetter
+
+from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence
+from minivllm.core.kv_cache import KVCache
+from minivllm.core.metrics import Metrics
+from minivllm.core.prefix_cache import CachedBlock
+from minivllm.core.sequence import Sequence, SequenceState
+from minivllm.core.trace import Trace
+
+_by_arrival = attrgetter("arrival")
+
+
+class Scheduler:
+    """Waiting and running sequences, each list in order of arrival, and the finished ones.
+
+    schedule() decides a step, then exactly one of commit() and roll_back() ends it.
+    """
+
+    def __init__(
+        self,
+        kv: KVCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_prefill_chunk: int | None = None,
+        metrics: Metrics | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        self.kv = kv
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.finished: list[Sequence] = []
+        self.metrics = metrics or Metrics()
+        self._trace = trace or Trace()
+        self._budget = max_num_batched_tokens
+        # More seats than budget would leave a decoding sequence without its token (I12).
+        self._max_running = min(max_num_seqs, max_num_batched_tokens)
+        self._max_chunk = min(max_prefill_chunk or max_num_batched_tokens, max_num_batched_tokens)
+        self._step: dict[Sequence, int] = {}
+
+    # From outside
+
+    def add(self, sequence: Sequence) -> None:
+        """Let `sequence` wait for its turn. Its arrival number is the highest so far."""
+        self._trace.add(sequence)
+        insort(self.waiting, sequence, key=_by_arrival)
+
+    def finish(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
+        """End a waiting or running sequence now, and let go of its blocks."""
+        was = self.waiting if sequence.state is SequenceState.WAITING else self.running
+        del was[bisect_left(was, sequence.arrival, key=_by_arrival)]
+        self.kv.free(sequence)
+        sequence.state = SequenceState.FINISHED
+        sequence.finish_reason = reason
+        sequence.error = error
+        self._trace.finish(sequence)
+        self.finished.append(sequence)
+
+    def schedule(self) -> ScheduledBatch:
+        """Decide what to compute now. Empty only if nothing is left that could be computed."""
+        self._step = {}
+        num_preemptions = self.metrics.preemptions
+        decodes = [sequence for sequence in self.running if sequence.is_decoding]
+        prefills = [sequence for sequence in self.running if not sequence.is_decoding]
+        for sequence in decodes + prefills:
+            if sequence.state is SequenceState.RUNNING:  # not preempted by one before it
+                self._schedule_running(sequence)
+        if self.metrics.preemptions == num_preemptions:
+            self._admit_waiting()
+        self._trace.step(
+            self.waiting,
+            self.running,
+            self._step,
+            self._budget_left(),
+            self.kv.blocks,
+            self.kv.cache,
+        )
+        return ScheduledBatch(
+            [_scheduled(sequence, num_tokens) for sequence, num_tokens in self._step.items()]
+        )
+
+    def commit(self, sampled: list[SampledToken]) -> list[Sequence]:
+        """Take over the results of the step; return the sequences that gained a token.
+
+        `sampled` has one token for each sequence whose newest token was computed, in order.
+        The caller ends those that have come to a stop with finish().
+        """
+        tokens = iter(sampled)
+        advanced = []
+        for sequence, num_tokens in self._step.items():
+            start = sequence.num_computed_tokens
+            end = start + num_tokens
+            self.kv.commit(sequence, end)
+            self.metrics.prompt_tokens_computed += max(
+                0, min(end, sequence.num_prompt_tokens) - start
+            )
+            if end == sequence.num_tokens:
+                token = next(tokens)
+                sequence.token_ids.append(token.token_id)
+                if token.logprobs is not None:
+                    sequence.logprobs.append(token.logprobs)
+                advanced.append(sequence)
+        self.metrics.generated_tokens += len(advanced)
+        self.metrics.steps += 1
+        self._step = {}
+        return advanced
+
+    def roll_back(self) -> None:
+        """Undo the step: nothing was computed. Whoever was admitted stays, with its hits."""
+        for sequence in reversed(self._step):
+            self.kv.roll_back(sequence)
+        self._step = {}
+
+    # One step
+
+    def _budget_left(self) -> int:
+        return self._budget - sum(self._step.values())
+
+    def _schedule_running(self, sequence: Sequence) -> None:
+        """Charge a running sequence, and preempt from the newest on until it has its blocks."""
+        wanted = sequence.num_tokens - sequence.num_computed_tokens
+        num_tokens = min(wanted, self._budget_left(), self._max_chunk)
+        if num_tokens == 0:
+            return
+        while not self.kv.allocate(sequence, num_tokens, []):
+            self._trace.refuse(sequence, num_tokens)
+            victim = self.running[-1]
+            if len(self.running) == 1:
+                self.finish(sequence, "error", self._outgrown(sequence))
+                return
+            self._preempt(victim)
+            if victim is sequence:
+                return
+        self._step[sequence] = num_tokens
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take all blocks from a running sequence; it will recompute what the cache lost."""
+        self._step.pop(sequence, None)
+        self.running.remove(sequence)
+        self.kv.free(sequence)
+        sequence.state = SequenceState.WAITING
+        insort(self.waiting, sequence, key=_by_arrival)
+        self.metrics.preemptions += 1
+        self._trace.preempt(sequence)
+
+    def _admit_waiting(self) -> None:
+        """Admit from the front, passing over those whose prefix is being computed right now."""
+        passed_over = []
+        num_seen = 0
+        for sequence in self.waiting:
+            if len(self.running) >= self._max_running or self._budget_left() == 0:
+                break
+            match = self.kv.match(sequence)
+            self._trace.match(sequence, match.hits)
+            if match.in_flight:
+                passed_over.append(sequence)
+                self._trace.pass_over(sequence)
+            elif not self._admit(sequence, match.hits):
+                break
+            num_seen += 1
+        self.waiting[:num_seen] = passed_over
+
+    def _admit(self, sequence: Sequence, hits: list[CachedBlock]) -> bool:
+        """Give a waiting sequence its hits and the blocks of its first chunk.
+
+        Only if the pool has room for all of it, as far as it is known: a long prompt that is
+        let in for its first chunk would soon preempt itself.
+        """
+        num_cached = len(hits) * self.kv.block_size
+        wanted = sequence.num_tokens - num_cached
+        num_tokens = min(wanted, self._budget_left(), self._max_chunk)
+        if not self.kv.can_allocate(sequence, wanted, hits):
+            self._trace.refuse(sequence, wanted)
+            return False
+        self.kv.allocate(sequence, num_tokens, hits)
+        self._count_lookup(sequence, num_cached)
+        sequence.state = SequenceState.RUNNING
+        insort(self.running, sequence, key=_by_arrival)
+        self._step[sequence] = num_tokens
+        return True
+
+    def _count_lookup(self, sequence: Sequence, num_cached: int) -> None:
+        """Count one admission's lookup: its request's first one, or one after a preemption."""
+        is_first = sequence.num_cached_tokens is None
+        if is_first:
+            sequence.num_cached_tokens = num_cached
+        if not sequence.policy.read:
+            return
+        if not is_first:
+            self.metrics.resumed_query_tokens += sequence.num_tokens
+            self.metrics.resumed_hit_tokens += num_cached
+        elif sequence.index == 0:
+            self.metrics.prefix_queries += 1
+            self.metrics.prefix_query_tokens += sequence.num_tokens
+            self.metrics.prefix_hit_tokens += num_cached
+
+    def _outgrown(self, sequence: Sequence) -> str:
+        size, pool = self.kv.block_size, self.kv.num_blocks
+        return (
+            f"the sequence has grown to {sequence.num_tokens:,} tokens; the pool holds"
+            f" {pool:,} blocks x {size} = {pool * size:,}: raise num_kv_blocks"
+            " or lower max_tokens"
+        )
+
+
+def _scheduled(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+    """What the runner gets to see of `sequence`: positions [computed, computed + num_tokens)."""
+    start = sequence.num_computed_tokens
+    return ScheduledSequence(
+        request_id=sequence.request_id,
+        token_ids=sequence.token_ids,
+        start=start,
+        end=start + num_tokens,
+        block_table=sequence.block_table,
+        params=sequence.params,
+        key_fields=sequence.policy.key_fields,
+        index=sequence.index,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        prompt_logprobs=sequence.prompt_logprobs,
+    )

@@ -1,0 +1,461 @@
+"""The step loop: schedule -> execute -> commit.
+
+The engine owns no decision and no computation: the scheduler decides, the runner computes, and
+the engine checks what comes in, carries the batch across, and hands out what was gained.
+"""
+
+from __future__ import annotations
+
+import operator
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as ReadOnlySequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from minivllm.config import DEFAULT_KV_CACHE_BYTES, EngineConfig
+from minivllm.core.batch import Runner, SampledToken, ScheduledBatch, TokenLogprobs
+from minivllm.core.block_keys import encode_key_fields
+from minivllm.core.block_manager import blocks_for
+from minivllm.core.invariants import check_batch, check_between_steps
+from minivllm.core.kv_cache import KVCache
+from minivllm.core.metrics import Metrics
+from minivllm.core.scheduler import Scheduler
+from minivllm.core.sequence import CachePolicy, Sequence, SequenceState
+from minivllm.core.trace import Trace, TraceRecorder
+from minivllm.detokenizer import Detokenizer
+from minivllm.errors import (
+    ConfigError,
+    DuplicateRequestError,
+    EngineBusyError,
+    InvalidRequestError,
+    RunnerError,
+    UnknownRequestError,
+)
+from minivllm.output import RequestOutput
+from minivllm.sampling_params import SamplingParams
+
+
+class TextDecoder(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs between tokenizers that give a text different ids."""
+        ...
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of `token_ids`, special tokens left out."""
+        ...
+
+
+@dataclass(slots=True)
+class _Request:
+    """What the engine remembers of a request until its last output is returned."""
+
+    sequences: list[Sequence]
+    detokenizers: list[Detokenizer] | None
+    added_at: float
+    num_unreturned: int
+    first_token_after: list[float | None]
+
+
+class LLMEngine:
+    """Takes requests at any time, and advances all of them by one step at each step().
+
+    config     sizes and choices
+    runner     whoever computes; None loads the model that config names
+    tokenizer  gives outputs their text; None with a runner: outputs have no text, and stop
+               strings are refused
+    write_trace_line  if given, gets each event of the run as one JSON line
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner | None = None,
+        tokenizer: TextDecoder | None = None,
+        *,
+        write_trace_line: Callable[[str], object] | None = None,
+    ) -> None:
+        if runner is None:
+            # Imported late: a given runner needs no torch.
+            from minivllm.model.runner import ModelRunner
+
+            runner = ModelRunner(config)
+        self.config = config
+        self.runner = runner
+        self.tokenizer = tokenizer
+        self.max_model_len = _max_model_len(config, runner)
+        num_blocks = _num_kv_blocks(config, runner)
+        runner.init_kv(num_blocks, config.block_size)
+        self.metrics = Metrics()
+        trace = _trace(config, num_blocks, write_trace_line)
+        self.kv = KVCache(
+            num_blocks,
+            config.block_size,
+            max_idle_share=config.prefix_cache_max_share,
+            hash_function=config.hash_function,
+            metrics=self.metrics,
+            trace=trace,
+        )
+        self.scheduler = Scheduler(
+            self.kv,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_prefill_chunk=config.max_prefill_chunk,
+            metrics=self.metrics,
+            trace=trace,
+        )
+        self._requests: dict[str, _Request] = {}
+        self._num_arrivals = 0
+        self._num_weight_loads = 0
+
+    # Requests
+
+    def check_request(self, prompt_token_ids: Iterable[int], params: SamplingParams) -> list[int]:
+        """Return the prompt as a list, or raise InvalidRequestError; nothing is added."""
+        token_ids = _token_ids(prompt_token_ids)
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty; give at least one token")
+        self._check_vocabulary("prompt", token_ids)
+        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        num_tokens, size, pool = len(token_ids), self.config.block_size, self.kv.num_blocks
+        if num_tokens >= self.max_model_len:
+            raise InvalidRequestError(
+                f"prompt has {num_tokens:,} tokens; the model takes {self.max_model_len:,} tokens,"
+                f" prompt and output together: shorten the prompt to at most"
+                f" {self.max_model_len - 1:,}"
+            )
+        if not self.kv.can_ever_hold(num_tokens):
+            raise InvalidRequestError(
+                f"prompt has {num_tokens:,} tokens; the pool holds {pool:,} blocks x {size} ="
+                f" {pool * size:,}: raise num_kv_blocks to at least"
+                f" {blocks_for(num_tokens, size):,} or shorten the prompt"
+            )
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequestError(
+                f"stop is {params.stop!r}, but the engine has no tokenizer to see text with;"
+                " give LLMEngine a tokenizer or use stop_token_ids"
+            )
+        return token_ids
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Iterable[int],
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+        cache_read: bool = True,
+        cache_write: bool = True,
+        cacheable_tokens: int | None = None,
+        key_fields: tuple[Any, ...] = (),
+    ) -> None:
+        """Let a request wait for its turn; its outputs come from step().
+
+        cache_salt        only requests with the same salt share blocks
+        cache_read        look up its prefix in the prefix cache
+        cache_write       publish its blocks for others
+        cacheable_tokens  only its first so many tokens take part in the cache; None is all
+        key_fields        further values that must be equal to share, e.g. (("adapter", "a"),)
+
+        Raises InvalidRequestError, or DuplicateRequestError while a request with this id has
+        not been returned; nothing has changed then.
+        """
+        params = params or SamplingParams()
+        if request_id in self._requests:
+            raise DuplicateRequestError(
+                f"request id {request_id!r} is in use; wait until its output is returned"
+                " or choose another id"
+            )
+        if cacheable_tokens is not None and cacheable_tokens < 0:
+            raise InvalidRequestError(
+                f"cacheable_tokens is {cacheable_tokens}; it must be None or 0 or more"
+            )
+        token_ids = self.check_request(prompt_token_ids, params)
+        is_cached = self.config.enable_prefix_caching
+        policy = CachePolicy(
+            # Who wants the prompt's log-probabilities needs all rows computed.
+            read=is_cached and cache_read and params.prompt_logprobs is None,
+            write=is_cached and cache_write,
+            cacheable_tokens=cacheable_tokens,
+            key_fields=(*self._base_key_fields(), ("salt", cache_salt), *key_fields),
+        )
+        encode_key_fields(policy.key_fields)  # raises for a type that cannot be part of a key
+        self._add(request_id, token_ids, _with_seed(params), policy)
+
+    def abort(self, request_id: str) -> None:
+        """End all outputs of a request; the next step() returns them with reason "abort".
+
+        Raises UnknownRequestError if no request with this id is live.
+        """
+        if request_id not in self._requests:
+            raise UnknownRequestError(f"no live request has the id {request_id!r}")
+        for sequence in self._requests[request_id].sequences:
+            if sequence.state is not SequenceState.FINISHED:
+                self.scheduler.finish(sequence, "abort")
+
+    def has_unfinished_requests(self) -> bool:
+        """True while step() has something to compute or to return."""
+        return bool(self._requests)
+
+    # The step
+
+    def step(self) -> list[RequestOutput]:
+        """Advance every scheduled sequence; return those that gained a token or ended.
+
+        Raises RunnerError if the runner fails: the step is undone as if it had not been tried,
+        all requests are still there, and the next step() tries again.
+        """
+        scheduler = self.scheduler
+        batch = scheduler.schedule()
+        advanced: list[Sequence] = []
+        if batch.sequences:
+            sampled = self._execute(batch)
+            advanced = scheduler.commit(sampled)
+            for sequence in advanced:
+                self._take_token(sequence)
+        elif self._requests and not scheduler.finished:
+            raise RunnerError("no sequence could be scheduled, and none has ended (I11)")
+        if self.config.debug_checks:
+            check_between_steps(scheduler)
+        ended = [s for s in scheduler.finished if s not in set(advanced)]
+        scheduler.finished.clear()
+        return [self._output(sequence) for sequence in advanced + ended]
+
+    def _execute(self, batch: ScheduledBatch) -> list[SampledToken]:
+        """Let the runner compute; whatever goes wrong, undo the step before it is raised."""
+        try:
+            if self.config.debug_checks:
+                check_batch(self.kv, batch)
+            sampled = self.runner.execute(batch)
+            self._check_sampled(batch, sampled)
+        except Exception as error:
+            self.scheduler.roll_back()
+            if isinstance(error, RunnerError):
+                raise
+            raise RunnerError(f"the runner failed with {type(error).__name__}: {error}") from error
+        except BaseException:  # Ctrl-C: every block is accounted for, then the interrupt goes on
+            self.scheduler.roll_back()
+            raise
+        return sampled
+
+    def _check_sampled(self, batch: ScheduledBatch, sampled: list[SampledToken]) -> None:
+        expected = sum(sequence.samples for sequence in batch.sequences)
+        if len(sampled) != expected:
+            raise RunnerError(f"the runner returned {len(sampled)} tokens for {expected} sequences")
+        for token in sampled:
+            if not 0 <= token.token_id < self.runner.vocab_size:
+                raise RunnerError(
+                    f"the runner chose token {token.token_id}; the vocabulary has"
+                    f" {self.runner.vocab_size:,} tokens"
+                )
+
+    def _take_token(self, sequence: Sequence) -> None:
+        """Note the time of a first token, grow the text, and end the sequence if it is done."""
+        request = self._requests[sequence.request_id]
+        if request.first_token_after[sequence.index] is None:
+            request.first_token_after[sequence.index] = time.perf_counter() - request.added_at
+        reason = sequence.stop_reason(self.runner.eos_token_ids, self.max_model_len)
+        if reason != "stop" and request.detokenizers is not None:
+            detokenizer = request.detokenizers[sequence.index]
+            detokenizer.append(sequence.token_ids[-1])
+            if detokenizer.stopped:
+                reason = "stop"
+        if reason is not None:
+            self.scheduler.finish(sequence, reason)
+
+    # The whole engine
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False, and nothing changed, while sequences hold blocks."""
+        return self.kv.reset()
+
+    def load_weights(self, path: str) -> None:
+        """Replace the weights by those of the model folder `path`; what was cached misses.
+
+        Raises EngineBusyError while requests are live, ModelError if the folder does not fit;
+        nothing has changed then.
+        """
+        if self._requests:
+            raise EngineBusyError(
+                f"{len(self._requests)} requests are live; finish or abort them before load_weights"
+            )
+        load = getattr(self.runner, "load_weights", None)
+        if load is None:
+            raise RunnerError(f"{type(self.runner).__name__} cannot load weights")
+        load(path)
+        self._num_weight_loads += 1
+        self.kv.reset()
+
+    def stats(self) -> dict[str, int | float]:
+        """Return counters since the start (see core/metrics.py) and the pool as it is now."""
+        metrics, kv, scheduler = self.metrics, self.kv, self.scheduler
+        block_bytes = self.runner.kv_bytes_per_block(self.config.block_size)
+        return {
+            "steps": metrics.steps,
+            "num_waiting": len(scheduler.waiting),
+            "num_running": len(scheduler.running),
+            "preemptions": metrics.preemptions,
+            "prompt_tokens_computed": metrics.prompt_tokens_computed,
+            "generated_tokens": metrics.generated_tokens,
+            "prefix_query_tokens": metrics.prefix_query_tokens,
+            "prefix_hit_tokens": metrics.prefix_hit_tokens,
+            "prefix_hit_rate": metrics.prefix_hit_rate,
+            "resumed_query_tokens": metrics.resumed_query_tokens,
+            "resumed_hit_tokens": metrics.resumed_hit_tokens,
+            "mean_cached_prefix_tokens": metrics.mean_cached_prefix_tokens,
+            "evicted_blocks": metrics.evicted_blocks,
+            "blocks_free": kv.blocks.num_free,
+            "blocks_cached_idle": kv.cache.num_idle,
+            "blocks_in_use": kv.num_in_use,
+            "kv_bytes_cached_idle": kv.cache.num_idle * block_bytes,
+            "kv_bytes_in_use": kv.num_in_use * block_bytes,
+            "lookup_seconds": metrics.lookup_seconds,
+            "publish_seconds": metrics.publish_seconds,
+        }
+
+    # What the methods are made of
+
+    def _add(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, policy: CachePolicy
+    ) -> None:
+        """Make the n sequences of a request. They share the prompt's log-probabilities."""
+        prompt_logprobs: dict[int, TokenLogprobs] | None = (
+            None if params.prompt_logprobs is None else {}
+        )
+        sequences = [
+            Sequence(
+                request_id=request_id,
+                index=index,
+                token_ids=list(token_ids),
+                num_prompt_tokens=len(token_ids),
+                params=params,
+                policy=policy,
+                keys=self.kv.new_keys(policy),
+                arrival=self._num_arrivals + index,
+                prompt_logprobs=prompt_logprobs,
+            )
+            for index in range(params.n)
+        ]
+        self._num_arrivals += params.n
+        detokenizers = None
+        if self.tokenizer is not None:
+            decode = self.tokenizer.decode
+            detokenizers = [Detokenizer(decode, params.stop, params.min_tokens) for _ in sequences]
+        self._requests[request_id] = _Request(
+            sequences, detokenizers, time.perf_counter(), params.n, [None] * params.n
+        )
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+
+    def _output(self, sequence: Sequence) -> RequestOutput:
+        """What `sequence` has come to; the request is forgotten with its last finished output."""
+        request = self._requests[sequence.request_id]
+        text = ""
+        if request.detokenizers is not None:
+            detokenizer = request.detokenizers[sequence.index]
+            if sequence.finish_reason is not None:
+                detokenizer.finish()
+            text = detokenizer.text
+        if sequence.finish_reason is not None:
+            request.num_unreturned -= 1
+            if request.num_unreturned == 0:
+                del self._requests[sequence.request_id]
+        return RequestOutput(
+            request_id=sequence.request_id,
+            index=sequence.index,
+            token_ids=sequence.output_token_ids,
+            text=text,
+            finish_reason=sequence.finish_reason,
+            error=sequence.error,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_cached_tokens=sequence.num_cached_tokens or 0,
+            time_to_first_token=request.first_token_after[sequence.index],
+            logprobs=None if sequence.params.logprobs is None else list(sequence.logprobs),
+            prompt_logprobs=_prompt_logprobs(sequence),
+        )
+
+    def _base_key_fields(self) -> tuple[tuple[str, str | int], ...]:
+        """Everything about this engine under which equal tokens give equal KV."""
+        return (
+            ("weights_version", self.config.weights_version),
+            ("weight_loads", self._num_weight_loads),
+            ("tokenizer", "" if self.tokenizer is None else self.tokenizer.fingerprint),
+            ("position", getattr(self.runner, "position_config", "")),
+        )
+
+    def _check_vocabulary(self, name: str, token_ids: ReadOnlySequence[int]) -> None:
+        size = self.runner.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < size:
+                raise InvalidRequestError(
+                    f"{name}: token id {token_id} is outside the vocabulary of {size:,} tokens;"
+                    f" it must be 0 to {size - 1}"
+                )
+
+
+def _token_ids(prompt: Iterable[int]) -> list[int]:
+    """Return whole numbers as ints; raise InvalidRequestError for text and anything else."""
+    try:
+        return [operator.index(token_id) for token_id in prompt]
+    except TypeError:
+        raise InvalidRequestError(
+            f"the prompt is {type(prompt).__name__} {prompt!r:.80}; it must be a list of token ids"
+        ) from None
+
+
+def _with_seed(params: SamplingParams) -> SamplingParams:
+    """Draw a seed now, so that a preempted sequence would draw the same tokens again."""
+    if params.seed is not None:
+        return params
+    return replace(params, seed=secrets.randbelow(2**63))
+
+
+def _prompt_logprobs(sequence: Sequence) -> list[TokenLogprobs | None] | None:
+    """Position by position, None for the first token; None until all are computed."""
+    rows = sequence.prompt_logprobs
+    if rows is None or len(rows) < sequence.num_prompt_tokens - 1:
+        return None
+    return [None, *(rows[position] for position in range(1, sequence.num_prompt_tokens))]
+
+
+def _max_model_len(config: EngineConfig, runner: Runner) -> int:
+    """Return the smaller of what is asked for and what the model can; more is refused."""
+    wanted = config.max_model_len
+    if wanted is None:
+        return runner.max_model_len
+    if wanted > runner.max_model_len:
+        raise ConfigError(
+            f"max_model_len is {wanted:,}; the model takes at most {runner.max_model_len:,} tokens"
+        )
+    return wanted
+
+
+def _num_kv_blocks(config: EngineConfig, runner: Runner) -> int:
+    """Return the pool's size in blocks, from either of the two ways to say it."""
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    num_bytes = config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES
+    block_bytes = runner.kv_bytes_per_block(config.block_size)
+    if num_bytes < block_bytes:
+        raise ConfigError(
+            f"kv_cache_bytes is {num_bytes:,}: a pool of 0 blocks; one block of"
+            f" {config.block_size} tokens takes {block_bytes:,} bytes"
+        )
+    return num_bytes // block_bytes
+
+
+def _trace(
+    config: EngineConfig, num_blocks: int, write_line: Callable[[str], object] | None
+) -> Trace:
+    if write_line is None:
+        return Trace()
+    return TraceRecorder(
+        write_line,
+        block_size=config.block_size,
+        num_kv_blocks=num_blocks,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
