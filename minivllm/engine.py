@@ -33,6 +33,7 @@ from minivllm.errors import (
     RunnerError,
     UnknownRequestError,
 )
+from minivllm.interrupts import interrupts_held, interrupts_let_through
 from minivllm.output import RequestOutput
 from minivllm.sampling_params import SamplingParams
 
@@ -207,8 +208,13 @@ class LLMEngine:
         """Advance every scheduled sequence; return those that gained a token or ended.
 
         Raises RunnerError if the runner fails: the step is undone as if it had not been tried,
-        all requests are still there, and the next step() tries again.
+        all requests are still there, and the next step() tries again. Ctrl-C is answered while
+        the runner computes, with the step undone, or at the end of the step.
         """
+        with interrupts_held():
+            return self._step()
+
+    def _step(self) -> list[RequestOutput]:
         scheduler = self.scheduler
         batch = scheduler.schedule()
         advanced: list[Sequence] = []
@@ -230,7 +236,8 @@ class LLMEngine:
         try:
             if self.config.debug_checks:
                 check_batch(self.kv, batch)
-            sampled = self.runner.execute(batch)
+            with interrupts_let_through():
+                sampled = self.runner.execute(batch)
             self._check_sampled(batch, sampled)
         except Exception as error:
             self.scheduler.roll_back()

@@ -30,7 +30,10 @@ def check_between_steps(scheduler: Scheduler) -> None:
 
 
 def check_pool(kv: KVCache, holders: list[Sequence]) -> None:
-    """I1: free, cached-idle and in use make up the pool. I2: every count is right."""
+    """I1: free, cached-idle and in use make up the pool. I2: every count is right.
+
+    I7: no block is cached without its parents, or a chain could be entered in its middle.
+    """
     counts = Counter(block for sequence in holders for block in sequence.block_table)
     free = kv.blocks.free_order()
     _require(len(free) == len(set(free)), "I1", f"a block stands twice in the free list: {free}")
@@ -41,6 +44,9 @@ def check_pool(kv: KVCache, holders: list[Sequence]) -> None:
         _require(actual == expected, "I2", f"block {block} counts {actual}, held {expected} times")
         is_idle = cached is not None and counts[block] == 0
         _require(kv.cache.is_idle(block) == is_idle, "I1", f"block {block}: idle is {not is_idle}")
+        parent = cached.parent if cached else None
+        has_parent = parent is None or kv.cache.at(parent.block) is parent
+        _require(has_parent, "I7", f"block {block} is cached, the block before it is not")
     num_free = sum(count == 0 for count in kv.blocks.ref_counts)
     _require(len(free) == num_free, "I1", f"{len(free)} blocks are listed free, {num_free} are")
     total = kv.blocks.num_free + kv.cache.num_idle + len(counts)

@@ -1,0 +1,49 @@
+# make demo and make test set up whatever is missing; both work offline after the first time.
+
+PYTHON ?= python3
+# The index to take PyTorch from; empty: pip's own (on Linux its default build brings CUDA, 5 GB).
+TORCH_INDEX ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make the virtual environment and install the pinned packages
+
+$(READY): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "minivllm needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	    "Name another one: make PYTHON=python3.12 demo" >&2; exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing packages into $(VENV) (once; a few minutes) ..."
+	@$(if $(TORCH_INDEX),$(PY) -m pip install --quiet --disable-pip-version-check \
+	  --index-url "$(TORCH_INDEX)" --constraint constraints.txt torch)
+	@$(PY) -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## run the finished engine on a real model
+	@$(PY) -m minivllm demo
+
+test: $(READY) lint types  ## run every check and every test (about 10 minutes on 2 cores)
+	@$(PY) -m minivllm download
+	$(PY) -m pytest
+
+check: $(READY) lint types  ## the fast part, without a model and without kernels
+	$(PY) -m pytest -m "not model and not kernels"
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(READY)
+	$(PY) -m mypy
+
+clean:  ## remove the virtual environment and what tools left behind
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

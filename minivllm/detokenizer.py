@@ -1,0 +1,221 @@
+"""Token ids to text while they arrive: never half a character, and the end at a stop string.
+
+Two things keep text back. A token may end within a character (byte-level BPE cuts emoji and
+Chinese into bytes), so a decoded text that ends in U+FFFD may still change. And text that could
+be the beginning of a stop string must not be shown before it is clear that it is none.
+
+A character here is a code point. A combining mark or an emoji joiner that comes as a token of
+its own is text of its own: the base character before it has been given out already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+REPLACEMENT = "\ufffd"
+_LONGEST_WAIT = 8
+"""Tokens without a settled end before the oldest are settled as they are. A character has at
+most 4 bytes, so at most 3 tokens that are worth waiting for."""
+
+
+class Detokenizer:
+    """The text of one output.
+
+    decode      token ids to text. It must not tidy up spaces: the text of some tokens has to be
+                a prefix of the text of these and more (except for an unfinished character)
+    stop        strings that end the text, none of them empty
+    min_tokens  a stop string counts only if a token after the first `min_tokens` completes it;
+                one that lies within the text of those ends nothing, then or later
+
+    The caller appends each token of the output, but not an EOS or stop token, until `stopped`
+    or until the output ends for another reason, and then calls finish().
+
+    text         what has been given out so far: all that append() and finish() returned, joined
+    stop_string  the stop string that ended the text, or None
+
+    With a byte-level decoder `text` is decode(all ids) once finished, or what stands before the
+    stop string. A ByteFallback decoder turns a whole run of byte tokens into U+FFFD if one of
+    them is wrong; characters of the run that were complete before are out already and stay.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        stop: tuple[str, ...] = (),
+        min_tokens: int = 0,
+    ) -> None:
+        self.text = ""
+        self.stop_string: str | None = None
+        self._settling = _SettlingText(decode)
+        self._matchers = [_StopMatcher(string) for string in stop]
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._held = ""
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string has ended the text."""
+        return self.stop_string is not None
+
+    def append(self, token_id: int) -> str:
+        """Take the next token; returns the text that it makes certain, often "".
+
+        Raises RuntimeError after a stop string has ended the text.
+        """
+        if self.stopped:
+            raise RuntimeError(f"the text has ended at the stop string {self.stop_string!r}")
+        self._num_tokens += 1
+        return self._give(self._settling.append(token_id))
+
+    def finish(self) -> str:
+        """Returns what was held back: no more tokens come. After a stop string that is "".
+
+        Bytes that never became a character come out as U+FFFD.
+        """
+        if self.stopped:
+            return ""
+        return self._give(self._settling.flush()) + self._give_held()
+
+    def _give(self, new: str) -> str:
+        """Add settled text; returns what may be shown of it and of what was held."""
+        held_and_new = self._held + new
+        for end, character in enumerate(new, start=len(self._held) + 1):
+            found = self._longest_match(character)
+            if found and self._num_tokens > self._min_tokens:
+                self.stop_string = found
+                self._held = held_and_new[: end - len(found)]
+                return self._give_held()
+        self._held = held_and_new
+        return self._give_held(but=max((m.num_matched for m in self._matchers), default=0))
+
+    def _longest_match(self, character: str) -> str | None:
+        """The longest stop string that ends with this character: of those it starts first."""
+        matched = [m.string for m in self._matchers if m.advance(character)]
+        return max(matched, key=len, default=None)
+
+    def _give_held(self, but: int = 0) -> str:
+        """Give out all that is held but the last `but` characters."""
+        cut = len(self._held) - but
+        given, self._held = self._held[:cut], self._held[cut:]
+        self.text += given
+        return given
+
+
+class _StopMatcher:
+    """Follows one string through a text, in constant time a character (amortised).
+
+    num_matched is the length of the longest beginning of `string`, short of all of it, that the
+    text ends with (Knuth, Morris and Pratt 1977).
+
+    string   a  a  b            text      a  a  a  b
+    border   0  1  0            matched   1  2  2  3: found
+    """
+
+    def __init__(self, string: str) -> None:
+        self.string = string
+        self.num_matched = 0
+        self._borders: list[int] = []
+        for character in string:
+            self._borders.append(self._longer(character) if self._borders else 0)
+            self.num_matched = self._borders[-1]
+        self.num_matched = 0
+
+    def advance(self, character: str) -> bool:
+        """Take the text's next character; True if `string` ends with it."""
+        self.num_matched = self._longer(character)
+        found = self.num_matched == len(self.string)
+        if found:
+            self.num_matched = self._borders[-1]
+        return found
+
+    def _longer(self, character: str) -> int:
+        """The match's length after `character`: one longer, or a shorter match that fits it."""
+        length = self.num_matched
+        while length and self.string[length] != character:
+            # The next shorter beginning of the string that the text ends with too.
+            length = self._borders[length - 1]
+        return length + (self.string[length] == character)
+
+
+class _SettlingText:
+    """Tokens to text that no later token changes, at a bounded cost for each token.
+
+    Only a window of tokens is decoded: `context`, whose text is out, and `pending`, whose text
+    is not, or not all. The context is there because a decoder may treat the first token
+    differently (SentencePiece takes away its leading space).
+
+        token    window           its text         settles
+        " caf"   " caf"           " caf"           " caf"; now the context
+        C3       " caf" C3        " caf", U+FFFD   nothing: the last character may still change
+        A9 "!"   " caf" C3 A9"!"  " café!"         "é!"; C3 and A9"!" are the next context
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._context: list[int] = []
+        self._context_text = ""
+        self._pending: list[int] = []
+        self._num_settled = 0  # characters of the pending tokens' text that are out
+
+    def append(self, token_id: int) -> str:
+        """Returns the text that is settled now and was not before."""
+        self._pending.append(token_id)
+        text = self._pending_text()
+        settled = text.rstrip(REPLACEMENT)
+        new = self._settle(settled)
+        if not text and self._context:
+            # A token without text, a skipped special one: as if it had not come.
+            self._pending.pop()
+        elif text and settled == text:
+            self._move_to_context(len(self._pending))
+        elif len(self._pending) > _LONGEST_WAIT:
+            new += self._give_up_waiting()
+        return new
+
+    def flush(self) -> str:
+        """Returns the rest: what stands at the end as U+FFFD is meant to stay."""
+        return self._settle(self._pending_text())
+
+    def _pending_text(self) -> str:
+        window_text = self._decode(self._context + self._pending)
+        if window_text.startswith(self._context_text):
+            return window_text[len(self._context_text) :]
+        # ByteFallback: the context's last bytes have become U+FFFD along with the new ones.
+        return self._decode(self._pending)
+
+    def _settle(self, text: str) -> str:
+        """Settle `text`, of the pending tokens' text; returns what of it was not out yet."""
+        new = text[self._num_settled :]
+        self._num_settled += len(new)
+        return new
+
+    def _give_up_waiting(self) -> str:
+        """Settle the oldest pending tokens as they are, so that the window stays small."""
+        num_old = self._last_boundary()
+        young = self._pending[num_old:]
+        del self._pending[num_old:]
+        old_text = self._pending_text()
+        new = self._settle(old_text)
+        num_young_settled = self._num_settled - len(old_text)
+        self._move_to_context(num_old)
+        self._pending, self._num_settled = young, num_young_settled
+        return new
+
+    def _last_boundary(self) -> int:
+        """How many pending tokens can go without tearing a character that may still come.
+
+        Up to 3 bytes may be waiting for a fourth. A cut within a character shows: its halves
+        decode to more U+FFFD than the whole.
+        """
+        text = self._decode(self._pending)
+        for num_old in range(len(self._pending) - 3, len(self._pending)):
+            old, young = self._pending[:num_old], self._pending[num_old:]
+            if self._decode(old) + self._decode(young) == text:
+                return num_old
+        return len(self._pending)
+
+    def _move_to_context(self, num_tokens: int) -> None:
+        self._context = self._pending[:num_tokens]
+        self._context_text = self._decode(self._context)
+        self._pending = []
+        self._num_settled = 0
