@@ -1,0 +1,245 @@
+"""The command line: generate, demo, download, explain.
+
+Whatever a person can get wrong ends as one line on stderr and exit code 2. Ctrl-C ends with 130,
+a reader that has gone away (`| head`) with 141, as they do for other programs, and silently.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+from minivllm.config import DEFAULT_MODEL, EngineConfig
+from minivllm.errors import MiniVLLMError
+from minivllm.output import RequestOutput
+from minivllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from minivllm.llm import LLM
+
+OK, REFUSED, INTERRUPTED, PIPE_CLOSED = 0, 2, 130, 141
+
+# Named like the fields of SamplingParams and EngineConfig, which check the values.
+_SAMPLING_OPTIONS: list[tuple[str, type, str]] = [
+    ("max-tokens", int, "generate at most so many tokens (64)"),
+    ("temperature", float, "0 is greedy (0)"),
+    ("top-k", int, "keep the k most likely tokens; 0 is off (0)"),
+    ("top-p", float, "keep the smallest set of tokens that reaches this probability (1)"),
+    ("min-p", float, "drop tokens below this share of the best one's probability (0)"),
+    ("repetition-penalty", float, "above 1 makes tokens seen before less likely (1)"),
+    ("seed", int, "draw the same tokens again next time (drawn anew)"),
+    ("n", int, "so many outputs of each prompt (1)"),
+    ("logprobs", int, "with --json: log-probabilities of so many best tokens (none)"),
+]
+_ENGINE_OPTIONS: list[tuple[str, type, str]] = [
+    ("model", str, f"a name, a Hugging Face folder or a hub id ({DEFAULT_MODEL})"),
+    ("device", str, "auto, cpu or cuda (auto)"),
+    ("dtype", str, "auto, float32, bfloat16 or float16 (auto)"),
+    ("block-size", int, "tokens in a KV block (16)"),
+    ("num-kv-blocks", int, "blocks in the pool (as many as fit into 1 GiB)"),
+    ("max-num-batched-tokens", int, "tokens computed in one step (2048)"),
+    ("max-model-len", int, "prompt and output together (what the model was trained for)"),
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show an emoji
+    try:
+        options = _parser().parse_args(arguments)
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more at its end, and would complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (MiniVLLMError, OSError) as error:
+        return _refuse(str(error))
+    return code
+
+
+def _refuse(message: str) -> int:
+    """One line on stderr, whatever the message."""
+    print("minivllm: error:", " ".join(message.split()), file=sys.stderr)
+    return REFUSED
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(_refuse(f"{message} (see {self.prog} --help)"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="minivllm", description="A small vLLM.", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="generate | demo | download | explain")
+    generate = commands.add_parser("generate", help="complete prompts", allow_abbrev=False)
+    generate.set_defaults(run=_generate)
+    _add_generate_options(generate)
+    demo = commands.add_parser("demo", help="six people share one system prompt")
+    demo.set_defaults(run=_demo)
+    download = commands.add_parser("download", help="fetch the default model, if it is missing")
+    download.set_defaults(run=_download)
+    explain = commands.add_parser("explain", help="why a request found no more in the cache")
+    explain.add_argument("--trace", metavar="FILE", type=Path, required=True)
+    explain.add_argument("--request", metavar="ID", required=True, help="0 is the first prompt")
+    explain.set_defaults(run=_explain)
+    return parser
+
+
+def _add_generate_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--prompt", metavar="TEXT", action="append", required=True, help="may be repeated")
+    add("--chat", action="store_true", help="each prompt is a user's message to an assistant")
+    for name, kind, meaning in _SAMPLING_OPTIONS + _ENGINE_OPTIONS:
+        metavar = {int: "N", float: "X", str: "NAME"}[kind]
+        add(f"--{name}", metavar=metavar, type=kind, help=meaning)
+    add("--stop", metavar="TEXT", action="append", help="end before this text; may be repeated")
+    add("--ignore-eos", action="store_true", default=None, help="go on after the model's end")
+    add(
+        "--no-prefix-cache",
+        dest="enable_prefix_caching",
+        action="store_false",
+        default=None,
+        help="compute every prefix anew",
+    )
+    add("--trace", metavar="FILE", type=Path, help="write what the engine decides, event by event")
+    add("--json", action="store_true", help="print one JSON object: outputs and stats")
+    add(
+        "--stats",
+        nargs="?",
+        const="table",
+        choices=("table", "prometheus"),
+        help="print the engine's counters at the end (with --json: on stderr)",
+    )
+
+
+# The commands
+
+
+def _generate(options: argparse.Namespace) -> int:
+    # What can be refused without the model is refused before it is loaded.
+    params = SamplingParams(**_given(options, SamplingParams))
+    config = EngineConfig(**_given(options, EngineConfig))
+    with _open_trace(options.trace) as trace:
+        from minivllm.llm import LLM, load_engine
+
+        write = (lambda line: print(line, file=trace)) if trace else None
+        llm = LLM.from_engine(load_engine(config, write))
+        prompts = _prompts(llm, options)
+        if options.json:
+            outputs = llm.generate(prompts, params)
+            content = {
+                "outputs": [asdict(output) for output in outputs],
+                "stats": llm.engine.stats(),
+            }
+            print(json.dumps(content))
+        elif len(prompts) * params.n == 1:
+            outputs = [_stream(llm, prompts[0], params)]
+        else:
+            outputs = _print_in_order(llm, prompts, params)
+    _print_stats(llm, options)
+    errors = [output for output in outputs if output.error]
+    for output in errors:
+        _refuse(f"prompt {output.request_id}: {output.error}")
+    return REFUSED if errors else OK
+
+
+def _given(options: argparse.Namespace, of: type[Any]) -> dict[str, Any]:
+    """The options that were given, among the fields of a dataclass: it has its own defaults."""
+    values = {field.name: getattr(options, field.name, None) for field in fields(of)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@contextmanager
+def _open_trace(path: Path | None) -> Iterator[IO[str] | None]:
+    """The trace file, emptied and open for writing; None without a path."""
+    if path is None:
+        yield None
+        return
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise MiniVLLMError(f"cannot write the trace to {path}: {error.strerror}") from error
+
+
+def _prompts(llm: LLM, options: argparse.Namespace) -> list[list[int]]:
+    """Token ids of each prompt."""
+    if not options.chat:
+        return [llm.encode(prompt) for prompt in options.prompt]
+    return [llm.encode_chat([{"role": "user", "content": text}]) for text in options.prompt]
+
+
+def _stream(llm: LLM, prompt: list[int], params: SamplingParams) -> RequestOutput:
+    """Print the text as it comes; the finished output."""
+    num_shown = 0
+    for output in llm.stream(prompt, params):
+        print(output.text[num_shown:], end="", flush=True)
+        num_shown = len(output.text)
+    print()
+    return output
+
+
+def _print_in_order(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams
+) -> list[RequestOutput]:
+    """Print each text under its label, as soon as it and all before it are known."""
+    waiting: dict[tuple[int, int], RequestOutput] = {}
+    printed: list[RequestOutput] = []
+    for output in llm.stream_all(prompts, params):
+        if output.finished:
+            waiting[int(output.request_id), output.index] = output
+        while (place := divmod(len(printed), params.n)) in waiting:
+            label = f"prompt {place[0]}" + (f", output {place[1]}" if params.n > 1 else "")
+            print(f"{'' if not printed else chr(10)}[{label}]\n{waiting[place].text}", flush=True)
+            printed.append(waiting.pop(place))
+    return printed
+
+
+def _print_stats(llm: LLM, options: argparse.Namespace) -> None:
+    file = sys.stderr if options.json else sys.stdout
+    if options.stats == "prometheus":
+        from minivllm.stats_report import prometheus_text
+
+        print(prometheus_text(llm.engine.stats()), end="", file=file)
+    elif options.stats:
+        from rich.console import Console
+
+        from minivllm.stats_report import stats_table
+
+        Console(file=file).print(stats_table(llm.engine.stats()))
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from minivllm.demo import run_demo
+
+    return run_demo()
+
+
+def _download(options: argparse.Namespace) -> int:
+    from minivllm.model.download import ensure_default_model
+
+    print(ensure_default_model())
+    return OK
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from minivllm.explain import explain
+
+    print(explain(options.trace, options.request))
+    return OK

@@ -1,0 +1,281 @@
+"""Prompts in, outputs out: the engine behind three methods.
+
+Whoever calls LLM need not step the engine. Several calls may be open at the same time (two
+streams side by side, a generate while a stream pauses): whichever steps, each gets its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as ReadOnlySequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple, Protocol, cast
+
+from minivllm.config import DEFAULT_MODEL, EngineConfig
+from minivllm.engine import LLMEngine
+from minivllm.errors import (
+    DuplicateRequestError,
+    InvalidRequestError,
+    RunnerError,
+    UnknownRequestError,
+)
+from minivllm.interrupts import interrupts_held
+from minivllm.output import RequestOutput
+from minivllm.progress import progress_bar
+from minivllm.sampling_params import SamplingParams
+
+Prompt = str | Iterable[int]
+Conversation = ReadOnlySequence[Mapping[str, str]]
+Params = SamplingParams | ReadOnlySequence[SamplingParams] | None
+
+
+def load_engine(
+    config: EngineConfig, write_trace_line: Callable[[str], object] | None = None
+) -> LLMEngine:
+    """An engine with the model that `config` names, and its tokenizer."""
+    # Imported late: torch takes seconds, and an LLM around a given engine does not need it.
+    from minivllm.model.runner import ModelRunner
+    from minivllm.tokenizer import Tokenizer
+
+    runner = ModelRunner(config)
+    tokenizer = Tokenizer(runner.model_path)
+    return LLMEngine(config, runner, tokenizer, write_trace_line=write_trace_line)
+
+
+class TextTokenizer(Protocol):
+    """What LLM needs of a tokenizer, besides what its engine needs."""
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a raw text."""
+        ...
+
+    def apply_chat_template(self, messages: list[dict[str, str]]) -> list[int]:
+        """The token ids of a conversation, up to where the assistant's next words begin."""
+        ...
+
+
+class _Request(NamedTuple):
+    """A prompt that was checked, and is not added yet."""
+
+    token_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """Where the outputs of one call's requests go.
+
+    num_open   request id -> how many of its outputs have not finished; without those that have
+    """
+
+    outputs: deque[RequestOutput] = field(default_factory=deque)
+    num_open: dict[str, int] = field(default_factory=dict)
+
+
+class LLM:
+    """A model and its engine.
+
+    model    "smollm2-135m", a local Hugging Face folder, or a hub id
+    config   further fields of EngineConfig, by name
+
+    engine         the LLMEngine. Requests may be added to it directly, too; they advance with
+                   whatever call steps the engine
+    other_outputs  the newest output of each such request, by (request id, index), for whoever
+                   added it to take out. Leave stepping to LLM while one of its calls is open: an
+                   output that somebody else's step() returns cannot reach it
+
+    Raises ConfigError, DeviceError or ModelError.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **config: Any) -> None:
+        self._use(load_engine(EngineConfig(model=model, **config)))
+
+    @classmethod
+    def from_engine(cls, engine: LLMEngine) -> LLM:
+        """An LLM around an engine that was made elsewhere, with its tokenizer if it has one."""
+        llm = cls.__new__(cls)
+        llm._use(engine)
+        return llm
+
+    def _use(self, engine: LLMEngine) -> None:
+        self.engine = engine
+        self.other_outputs: dict[tuple[str, int], RequestOutput] = {}
+        self._numbers = count()
+        self._inboxes: dict[str, _Inbox] = {}
+
+    # What a person calls
+
+    def generate(
+        self, prompts: Prompt | Iterable[Prompt], params: Params = None
+    ) -> list[RequestOutput]:
+        """Complete prompts, all in one engine; the finished outputs, in order.
+
+        prompts  texts, taken as they are (no template), or lists of token ids; or only one
+        params   for all prompts, or one for each; None is greedy with 64 tokens
+
+        n outputs of a prompt stand together, in order of their index. Every prompt is checked
+        before any is added: InvalidRequestError leaves the engine as it was. If anything else
+        ends the call, Ctrl-C or a RunnerError, its requests are aborted and the engine can be
+        used again.
+        """
+        requests = self._check(prompts, params)
+        finished = []
+        with progress_bar(sum(request.params.n for request in requests)) as show:
+            for output in self._outputs(requests):
+                show(output)
+                if output.finished:
+                    finished.append(output)
+        return sorted(finished, key=lambda output: (int(output.request_id), output.index))
+
+    def chat(
+        self, conversations: Conversation | ReadOnlySequence[Conversation], params: Params = None
+    ) -> list[RequestOutput]:
+        """Give the assistant's next turn in each conversation; otherwise like generate.
+
+        A conversation is a list of {"role": ..., "content": ...}, written out with the model's
+        chat template. Continued turn by turn, it finds its own history in the prefix cache.
+        """
+        if conversations and isinstance(conversations[0], Mapping):
+            conversations = [cast("Conversation", conversations)]
+        prompts = [self.encode_chat(cast("Conversation", each)) for each in conversations]
+        return self.generate(prompts, params)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Complete one prompt; an output whenever one of its n sequences gains a token or ends.
+
+        The prompt is checked at once, and its request joins the engine at the first next().
+        Closing the iterator early aborts it.
+        """
+        token_ids = self.encode(prompt)
+        return self._outputs(self._check([token_ids], params))
+
+    def stream_all(
+        self, prompts: Prompt | Iterable[Prompt], params: Params = None
+    ) -> Iterator[RequestOutput]:
+        """Like stream, for prompts that run together; request ids are ascending numbers."""
+        return self._outputs(self._check(prompts, params))
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: text without a template; ids stay as they are."""
+        if not isinstance(prompt, str):
+            return cast("list[int]", prompt)
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequestError(f"the prompt {prompt!r:.80} is not valid Unicode") from None
+        return self._tokenizer.encode(prompt) if prompt else []
+
+    def encode_chat(self, conversation: Conversation) -> list[int]:
+        """Token ids of a conversation, by the model's chat template."""
+        for message in conversation:
+            is_message = isinstance(message, Mapping) and {"role", "content"} <= message.keys()
+            if not is_message or not all(isinstance(text, str) for text in message.values()):
+                raise InvalidRequestError(
+                    f"message is {message!r:.80}; it must be {{'role': text, 'content': text}}"
+                )
+        if not conversation:
+            raise InvalidRequestError("the conversation is empty; give at least one message")
+        return self._tokenizer.apply_chat_template([dict(message) for message in conversation])
+
+    # What the methods are made of
+
+    @property
+    def _tokenizer(self) -> TextTokenizer:
+        if self.engine.tokenizer is None:
+            raise InvalidRequestError("the engine has no tokenizer; give prompts as token ids")
+        return cast("TextTokenizer", self.engine.tokenizer)
+
+    def _check(self, prompts: Prompt | Iterable[Prompt], params: Params) -> list[_Request]:
+        """Check every prompt with its params, or raise InvalidRequestError; adds nothing."""
+        each_prompt = _as_prompts(prompts)
+        each_params = _for_each(params, len(each_prompt))
+        return [
+            _Request(self.engine.check_request(self.encode(prompt), prompt_params), prompt_params)
+            for prompt, prompt_params in zip(each_prompt, each_params, strict=True)
+        ]
+
+    def _outputs(self, requests: list[_Request]) -> Iterator[RequestOutput]:
+        """Add the requests and give their outputs as they come; abort what is left at the end."""
+        inbox = _Inbox()
+        try:
+            with interrupts_held():
+                for request in requests:
+                    self._add(request, inbox)
+            while inbox.outputs or inbox.num_open:
+                if inbox.outputs:
+                    yield inbox.outputs.popleft()
+                else:
+                    self._step()
+        finally:
+            with interrupts_held():
+                self._abandon(inbox)
+
+    def _add(self, request: _Request, inbox: _Inbox) -> None:
+        """Add a request under the next number that nobody else has taken as an id."""
+        for number in self._numbers:
+            try:
+                self.engine.add_request(str(number), request.token_ids, request.params)
+            except DuplicateRequestError:
+                continue
+            self._inboxes[str(number)] = inbox
+            inbox.num_open[str(number)] = request.params.n
+            return
+
+    def _step(self) -> None:
+        """Advance the engine by one step, and hand each output to whom it belongs."""
+        if not self.engine.has_unfinished_requests():
+            raise RunnerError("the engine was stepped by somebody else, who got the outputs")
+        # An output that step() has returned stands nowhere else: Ctrl-C waits until it is filed.
+        with interrupts_held():
+            for output in self.engine.step():
+                self._file(output)
+
+    def _file(self, output: RequestOutput) -> None:
+        request_id = output.request_id
+        inbox = self._inboxes.get(request_id)
+        if inbox is None:
+            self.other_outputs[request_id, output.index] = output
+            return
+        inbox.outputs.append(output)
+        inbox.num_open[request_id] -= output.finished
+        if inbox.num_open[request_id] == 0:
+            del inbox.num_open[request_id], self._inboxes[request_id]
+
+    def _abandon(self, inbox: _Inbox) -> None:
+        """Abort the requests of a call that ends early, so that all their blocks are free again.
+
+        What step() returns for them later is filed in the inbox, which nobody reads any more.
+        """
+        for request_id in list(inbox.num_open):
+            try:
+                self.engine.abort(request_id)
+            except UnknownRequestError:  # somebody else's step() returned it
+                del inbox.num_open[request_id], self._inboxes[request_id]
+        stats = self.engine.stats()
+        if inbox.num_open and stats["num_waiting"] == stats["num_running"] == 0:
+            self._step()  # computes nothing: it only returns what was aborted
+
+
+def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One text or one list of token ids is a list of one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [cast("list[int]", items)]
+    return cast("list[Prompt]", items)
+
+
+def _for_each(params: Params, num_prompts: int) -> list[SamplingParams]:
+    """Params for each prompt, in order."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    if len(params) != num_prompts:
+        raise InvalidRequestError(
+            f"{len(params)} params for {num_prompts} prompts; give one for all, or one for each"
+        )
+    return list(params)

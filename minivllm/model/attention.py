@@ -1,0 +1,182 @@
+"""Attention through block tables: one call for a mixed batch, behind which stands a backend.
+
+A row is one token to compute. The rows of all sequences lie one after another, and a sequence may
+bring one row (decode), its whole prompt (prefill), a part of it (chunk), or what follows a cached
+prefix (suffix). All four are one case: rows at positions [start, end) attend to the keys at
+[0, their own position], and those lie in the blocks of the sequence's table.
+
+Block size 4, block table [7, 2], start 5, end 7:
+
+    row   position   slot it writes        keys it reads: positions 0 .. its own
+      0          5   2 * 4 + 1 = 9         slots 28 29 30 31 8 9
+      1          6   2 * 4 + 2 = 10        slots 28 29 30 31 8 9 10
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from minivllm.config import ATTENTION_BACKENDS
+from minivllm.core.batch import ScheduledSequence
+from minivllm.errors import ConfigError
+
+ENVIRONMENT_VARIABLE = "MINIVLLM_ATTENTION"
+
+
+class KVCache(NamedTuple):
+    """One layer's paged keys and values, each [num_blocks, block_size, num_kv_heads, head_dim]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class StepAttention(Protocol):
+    """Attention for the rows of one step: made once a step, shared by all layers."""
+
+    def store(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write each row's key and value to its slot of the cache.
+
+        keys, values  [num_tokens, num_kv_heads, head_dim], dtype and device of the cache
+        """
+        ...
+
+    def attend(self, query: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """softmax(q k / sqrt(head_dim)) v over the positions 0 up to each row's own.
+
+        query    [num_tokens, num_heads, head_dim]; head h reads KV head h // group, where
+                 group = num_heads / num_kv_heads (grouped-query attention, Ainslie et al. 2023)
+        returns  the same shape and dtype
+        """
+        ...
+
+
+AttentionBackend = Callable[[Sequence[ScheduledSequence], KVCache], StepAttention]
+"""(the scheduled sequences, any layer's cache) -> attention for this step.
+
+The cache tells device, number of blocks and block size. A backend turns the sequences' ranges and
+block tables into whatever its kernels read, once for all layers.
+"""
+
+
+class _Span(NamedTuple):
+    """One sequence's share of the step.
+
+    num_rows     rows to compute: positions [context_len - num_rows, context_len)
+    context_len  keys its last row sees
+    table        [ceil(context_len / block_size)] int64, on the device
+    mask         [num_rows, context_len], True where a row sees a key; None: one row sees them all
+    """
+
+    num_rows: int
+    context_len: int
+    table: torch.Tensor
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class TorchAttention:
+    """StepAttention in plain torch, sequence by sequence; any device.
+
+    A sequence is attended to alone and without padding, so its result does not depend on which
+    others are in the batch.
+
+    slot_mapping  [num_tokens] int64   block * block_size + offset each row is stored at
+    spans         one a sequence, in the order of their rows
+    """
+
+    slot_mapping: torch.Tensor
+    spans: tuple[_Span, ...]
+
+    @classmethod
+    def begin_step(cls, sequences: Sequence[ScheduledSequence], cache: KVCache) -> TorchAttention:
+        """An AttentionBackend: bring ranges and tables to the device of the cache."""
+        block_size, device = cache.keys.shape[1], cache.keys.device
+        slots = torch.cat([_slots(sequence, block_size) for sequence in sequences])
+        return cls(
+            slot_mapping=slots.to(device),
+            spans=tuple(_span(sequence, block_size, device) for sequence in sequences),
+        )
+
+    def store(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """See StepAttention."""
+        cache.keys.flatten(0, 1).index_copy_(0, self.slot_mapping, keys)
+        cache.values.flatten(0, 1).index_copy_(0, self.slot_mapping, values)
+
+    def attend(self, query: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """See StepAttention."""
+        rows_of = torch.split(query, [span.num_rows for span in self.spans])
+        return torch.cat(
+            [_attend(rows, cache, span) for rows, span in zip(rows_of, self.spans, strict=True)]
+        )
+
+
+def _slots(sequence: ScheduledSequence, block_size: int) -> torch.Tensor:
+    """The slot of each position in [start, end): [end - start] int64."""
+    positions = torch.arange(sequence.start, sequence.end)
+    table = torch.tensor(sequence.block_table)
+    return table[positions // block_size] * block_size + positions % block_size
+
+
+def _span(sequence: ScheduledSequence, block_size: int, device: torch.device) -> _Span:
+    num_rows, context_len = sequence.end - sequence.start, sequence.end
+    num_blocks = -(-context_len // block_size)
+    mask = None
+    if num_rows > 1:
+        # Row i has the absolute position start + i and sees the keys 0 .. start + i.
+        mask = torch.ones(num_rows, context_len, dtype=torch.bool, device=device)
+        mask = mask.tril(sequence.start)
+    table = torch.tensor(sequence.block_table[:num_blocks], device=device)
+    return _Span(num_rows, context_len, table, mask)
+
+
+def _attend(rows: torch.Tensor, cache: KVCache, span: _Span) -> torch.Tensor:
+    """One sequence: gather its blocks in logical order, cut off what is not written, attend."""
+    keys, values = (
+        blocks.index_select(0, span.table).flatten(0, 1)[: span.context_len] for blocks in cache
+    )
+    output = F.scaled_dot_product_attention(
+        _heads_first(rows),
+        _heads_first(keys),
+        _heads_first(values),
+        attn_mask=span.mask,
+        enable_gqa=True,
+    )
+    return output[0].transpose(0, 1)
+
+
+def _heads_first(rows: torch.Tensor) -> torch.Tensor:
+    """[n, heads, head_dim] -> [1, heads, n, head_dim], as torch wants it."""
+    return rows.transpose(0, 1)[None]
+
+
+def select_attention_backend(requested: str, device: torch.device) -> AttentionBackend:
+    """The backend that EngineConfig.attention_backend or MINIVLLM_ATTENTION names.
+
+    Raises ConfigError for an unknown name, and for one whose requirements are not met here.
+    """
+    name = os.environ.get(ENVIRONMENT_VARIABLE) or requested
+    if name not in ATTENTION_BACKENDS:
+        raise ConfigError(
+            f"{ENVIRONMENT_VARIABLE} is {name!r}; it must be one of {', '.join(ATTENTION_BACKENDS)}"
+        )
+    if name == "triton":
+        raise ConfigError(
+            f"attention_backend is 'triton', but {_missing_for_triton(device)}; use auto or torch"
+        )
+    return TorchAttention.begin_step
+
+
+def _missing_for_triton(device: torch.device) -> str:
+    """The first thing that the Triton backend lacks here."""
+    if device.type != "cuda":
+        return f"it needs a CUDA GPU and the device is {device.type}"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    return "its kernels are not part of the engine yet"

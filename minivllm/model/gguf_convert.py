@@ -1,0 +1,179 @@
+"""From the default model's GGUF file to a Hugging Face folder, so that one loader reads them all.
+
+The package `gguf` parses the file and undoes the quantisation. Here stands what is particular:
+names, the order of the rows of q and k, and a tokenizer made from the file's own fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, TokenType
+from gguf.quants import dequantize
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from minivllm.errors import ModelError, UnsupportedModelError
+
+OnTensor = Callable[[int, int], None]
+"""(tensors converted, tensors in all): called after each one."""
+
+_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER_MODULES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_SUPPORTED_FIELDS = {
+    "general.architecture": "llama",
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+}
+
+
+def convert(gguf_file: Path, folder: Path, on_tensor: OnTensor) -> None:
+    """Write config, float32 weights and tokenizer files of `gguf_file` into `folder`.
+
+    Raises ModelError if the file cannot be read, UnsupportedModelError if it is not a Llama with
+    a byte-level BPE tokenizer and the pre-tokenizer `smollm`.
+    """
+    try:
+        reader = GGUFReader(gguf_file)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except (OSError, ValueError, IndexError) as error:
+        raise ModelError(f"cannot read {gguf_file}: {error}") from error
+    for name, supported in _SUPPORTED_FIELDS.items():
+        if fields.get(name) != supported:
+            raise UnsupportedModelError(
+                f"{gguf_file}: {name} is {fields.get(name)!r}; supported is {supported!r}"
+            )
+    weights = _weights(reader, fields, on_tensor)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(folder / "config.json", _config(fields, tied="lm_head.weight" not in weights))
+    _write_json(folder / "generation_config.json", _special_ids(fields))
+    _tokenizer(fields).save(str(folder / "tokenizer.json"))
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
+
+
+def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Put the rows of a q or k projection back into Hugging Face's order. [heads * dim, hidden].
+
+    GGUF rotates neighbours (2i, 2i + 1) of a head, Hugging Face (i, i + dim / 2): the conversion
+    to GGUF moved the two halves of each head between each other, and this moves them back.
+    """
+    half = len(rows) // num_heads // 2
+    return rows.reshape(num_heads, half, 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def hugging_face_name(name: str) -> str:
+    """The same tensor's other name: blk.3.attn_q.weight, model.layers.3.self_attn.q_proj.weight."""
+    *scope, module, kind = name.split(".")
+    try:
+        if scope:
+            return f"model.layers.{scope[1]}.{_LAYER_MODULES[module]}.{kind}"
+        return f"{_MODULES[module]}.{kind}"
+    except (KeyError, IndexError):
+        raise UnsupportedModelError(f"the GGUF file has a tensor {name}, unknown here") from None
+
+
+def _weights(
+    reader: GGUFReader, fields: dict[str, Any], on_tensor: OnTensor
+) -> dict[str, np.ndarray]:
+    """All tensors by their Hugging Face names, in float32."""
+    heads_of = {
+        "attn_q": fields["llama.attention.head_count"],
+        "attn_k": fields["llama.attention.head_count_kv"],
+    }
+    weights = {}
+    for index, tensor in enumerate(reader.tensors):
+        values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        module = tensor.name.split(".")[-2]
+        if module in heads_of:
+            values = unpermute(values, heads_of[module])
+        weights[hugging_face_name(tensor.name)] = np.ascontiguousarray(values)
+        on_tensor(index + 1, len(reader.tensors))
+    return weights
+
+
+def _config(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
+    """What config.json says, in the spelling of transformers 5."""
+    theta = fields["llama.rope.freq_base"]
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": fields["llama.vocab_size"],
+        "hidden_size": fields["llama.embedding_length"],
+        "intermediate_size": fields["llama.feed_forward_length"],
+        "num_hidden_layers": fields["llama.block_count"],
+        "num_attention_heads": fields["llama.attention.head_count"],
+        "num_key_value_heads": fields["llama.attention.head_count_kv"],
+        "head_dim": fields["llama.rope.dimension_count"],
+        "max_position_embeddings": fields["llama.context_length"],
+        "rms_norm_eps": fields["llama.attention.layer_norm_rms_epsilon"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": tied,
+        "dtype": "float32",
+        **_special_ids(fields),
+    }
+
+
+def _special_ids(fields: dict[str, Any]) -> dict[str, int]:
+    return {
+        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
+    }
+
+
+def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
+    """Byte-level BPE; the pre-tokenizer `smollm` splits digits one by one before the bytes."""
+    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind == TokenType.CONTROL
+        ]
+    )
+    return tokenizer
+
+
+def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
+    tokens = fields["tokenizer.ggml.tokens"]
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokens[fields["tokenizer.ggml.bos_token_id"]],
+        "eos_token": tokens[fields["tokenizer.ggml.eos_token_id"]],
+        "pad_token": tokens[fields["tokenizer.ggml.padding_token_id"]],
+        "unk_token": tokens[fields["tokenizer.ggml.unknown_token_id"]],
+        "model_max_length": fields["llama.context_length"],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": fields["tokenizer.chat_template"],
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,37 @@
+"""The linear layer: one call, rows @ weight.T + bias, behind which a backend may pack its weights.
+
+A decoder asks a LinearFactory for each of its layers and never looks inside. A backend for packed
+CPU weights or for quantised ones is one more class here, and one more name for the runner to pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+
+class Linear(Protocol):
+    """[num_rows, in_features] -> [num_rows, out_features], in the dtype of the rows."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Apply the layer to every row."""
+        ...
+
+
+LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+"""(weight [out_features, in_features], bias [out_features] or None) -> the layer."""
+
+
+class DenseLinear:
+    """The weights as they are, one matrix product a call. Any device and dtype."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Apply the layer to every row."""
+        return F.linear(rows, self._weight, self._bias)

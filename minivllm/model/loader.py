@@ -1,0 +1,147 @@
+"""From what a person names to tensors: resolve the model, read its folder, check every tensor."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from minivllm.config import DEFAULT_MODEL
+from minivllm.errors import ModelError
+from minivllm.model.download import ensure_default_model
+from minivllm.model.model_config import (
+    WEIGHT_DTYPES,
+    ModelConfig,
+    eos_token_ids,
+    read_json,
+    weight_dtype,
+)
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+
+
+def resolve_model(model: str) -> Path:
+    """The folder of `model`: the default model's name, a local folder, or a hub id.
+
+    The default model is fetched and converted if it is not in the cache yet; a hub id is
+    downloaded unless huggingface_hub has it. Raises ModelError.
+    """
+    if model == DEFAULT_MODEL:
+        return ensure_default_model()
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if _HUB_ID.fullmatch(model) and not folder.exists():
+        return _from_hub(model)
+    raise ModelError(
+        f"model is {model!r}; it must be {DEFAULT_MODEL}, a Hugging Face folder,"
+        " or a hub id such as owner/name"
+    )
+
+
+def _from_hub(hub_id: str) -> Path:
+    """Download what the engine reads of a hub repository, or find it in the hub's own cache."""
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
+    except Exception as error:  # the hub client raises its own, httpx's and the system's errors
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ModelError(
+            f"model is {hub_id!r}: no such folder here, and the hub did not give it"
+            f" ({type(error).__name__}: {reason})"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model folder whose config was read and can be computed; no weight is read yet.
+
+    weight_dtype   dtype the checkpoint was saved in, a torch dtype's name
+    eos_token_ids  every id that ends an output
+    """
+
+    path: Path
+    config: ModelConfig
+    weight_dtype: str
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def open(cls, path: Path) -> ModelFolder:
+        """Read config.json and, if there is one, generation_config.json. Raises ModelError."""
+        config_file = path / "config.json"
+        if not config_file.is_file():
+            raise ModelError(f"{path} is not a model folder: it has no config.json")
+        config = read_json(config_file)
+        generation_file = path / "generation_config.json"
+        generation = read_json(generation_file) if generation_file.is_file() else {}
+        return cls(
+            path=path,
+            config=ModelConfig.from_json(config),
+            weight_dtype=weight_dtype(config),
+            eos_token_ids=eos_token_ids(config, generation),
+        )
+
+
+class Checkpoint:
+    """The tensors of a folder's safetensors files, by name, as one device and dtype.
+
+    Files are mapped into memory: a tensor that already has the wanted dtype and stays on the CPU
+    is not copied, and its pages are read when they are first used.
+    """
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._file_of: dict[str, Path] = {}
+        self._handles: dict[Path, Any] = {}
+        for path in _weight_files(folder):
+            self._handles[path] = _open_weights(path)
+            self._file_of.update(dict.fromkeys(self._handles[path].keys(), path))
+        self._folder = folder
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor `name`; ModelError names the file if it is missing, misshapen or not float."""
+        path = self._file_of.get(name)
+        if path is None:
+            raise ModelError(f"{self._folder} has no tensor {name} of shape {list(shape)}")
+        tensor: torch.Tensor = self._handles[path].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{path}: tensor {name} has shape {list(tensor.shape)};"
+                f" config.json asks for {list(shape)}"
+            )
+        if str(tensor.dtype).removeprefix("torch.") not in WEIGHT_DTYPES:
+            raise ModelError(
+                f"{path}: tensor {name} is {tensor.dtype}; it must be one of"
+                f" {', '.join(WEIGHT_DTYPES)}"
+            )
+        return tensor.to(self._device, self._dtype)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """model.safetensors, or the shards that the index names."""
+    if (folder / _SINGLE_FILE).is_file():
+        return [folder / _SINGLE_FILE]
+    index_file = folder / _INDEX_FILE
+    if not index_file.is_file():
+        raise ModelError(f"{folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}")
+    weight_map = read_json(index_file).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index_file} has no weight_map from tensors to files")
+    return [folder / name for name in sorted(set(map(str, weight_map.values())))]
+
+
+def _open_weights(path: Path) -> Any:
+    """Map a safetensors file; its header is checked against its length."""
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error

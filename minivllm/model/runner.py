@@ -1,0 +1,161 @@
+"""The runner: a scheduled batch becomes tensors, logits, and tokens. One function a thought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from minivllm.config import EngineConfig
+from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence
+from minivllm.errors import ConfigError, DeviceError, ModelError
+from minivllm.model.attention import KVCache, select_attention_backend
+from minivllm.model.decoder import Decoder
+from minivllm.model.linear import DenseLinear
+from minivllm.model.loader import Checkpoint, ModelFolder, resolve_model
+from minivllm.model.model_config import ModelConfig
+from minivllm.model.sampler import Sampler
+
+# Logits of a whole prompt are large (1,000 rows x 50,000 tokens = 200 MB): so many at a time.
+_SCORED_ROWS = 128
+
+
+def select_device(requested: str) -> torch.device:
+    """The torch device: auto is cuda where torch sees one, else cpu. Raises DeviceError."""
+    has_cuda = torch.cuda.is_available()
+    if requested == "cuda" and not has_cuda:
+        raise DeviceError("device is 'cuda', but torch sees no CUDA GPU; use cpu or auto")
+    return torch.device("cpu" if requested == "cpu" or not has_cuda else "cuda")
+
+
+def select_dtype(requested: str, device: torch.device, weight_dtype: str) -> torch.dtype:
+    """The dtype to compute in: auto is float32 on cpu and the checkpoint's own dtype elsewhere."""
+    own = "float32" if device.type == "cpu" else weight_dtype
+    dtype: torch.dtype = getattr(torch, own if requested == "auto" else requested)
+    return dtype
+
+
+class ModelRunner:
+    """Implements core.batch.Runner with a real model. It trusts what the engine has checked."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the model that `config` names. Raises ConfigError, DeviceError, ModelError."""
+        self.device = select_device(config.device)
+        self._begin_attention = select_attention_backend(config.attention_backend, self.device)
+        folder = ModelFolder.open(resolve_model(config.model))
+        self.dtype = select_dtype(config.dtype, self.device, folder.weight_dtype)
+        self.model_config = folder.config
+        self.model_path = folder.path
+        self.vocab_size = folder.config.vocab_size
+        self.max_model_len = _max_model_len(config.max_model_len, folder.config)
+        self.eos_token_ids: Sequence[int] = folder.eos_token_ids
+        self._decoder = self._build(folder)
+        self._sampler = Sampler()
+        self._kv: list[KVCache] = []
+
+    @property
+    def position_config(self) -> str:
+        """How positions enter the keys: KV computed under another one is not the same KV."""
+        return f"{self.model_config.rope!r} head_dim={self.model_config.head_dim}"
+
+    def load_weights(self, path: str) -> None:
+        """Take the weights of another checkpoint of the same network; the KV cache stays.
+
+        Raises ModelError, and keeps the old weights, if they cannot be read or do not fit.
+        """
+        folder = ModelFolder.open(resolve_model(path))
+        if folder.config != self.model_config:
+            raise ModelError(
+                f"{path} holds another network: {folder.config}; loaded is {self.model_config}"
+            )
+        self._decoder = self._build(folder)
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        """Bytes of keys and values, all layers together, for `block_size` tokens."""
+        config = self.model_config
+        values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        return values_per_token * block_size * self.dtype.itemsize
+
+    def init_kv(self, num_blocks: int, block_size: int) -> None:
+        """Make the paged KV cache, its content undefined. Raises ConfigError if memory is short."""
+        config = self.model_config
+        shape = (2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        self._kv = []  # first give back what an earlier call took
+        try:
+            caches = [
+                torch.empty(shape, dtype=self.dtype, device=self.device)
+                for _ in range(config.num_layers)
+            ]
+        except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU raises the bare one
+            raise ConfigError(
+                f"{num_blocks} KV blocks need"
+                f" {num_blocks * self.kv_bytes_per_block(block_size):,} bytes, more than"
+                f" {self.device} has; lower num_kv_blocks or kv_cache_bytes"
+            ) from error
+        self._kv = [KVCache(keys, values) for keys, values in caches]
+
+    @torch.inference_mode()
+    def execute(self, batch: ScheduledBatch) -> list[SampledToken]:
+        """Write the KV of every [start, end) and choose the next tokens; see core.batch.Runner."""
+        hidden_of = self._compute(batch.sequences)
+        for sequence, hidden in zip(batch.sequences, hidden_of, strict=True):
+            self._score_prompt(sequence, hidden)
+        return self._sample(batch.sequences, hidden_of)
+
+    def _build(self, folder: ModelFolder) -> Decoder:
+        checkpoint = Checkpoint(folder.path, self.device, self.dtype)
+        return Decoder(folder.config, checkpoint, DenseLinear)
+
+    def _compute(self, sequences: list[ScheduledSequence]) -> tuple[torch.Tensor, ...]:
+        """Each sequence's hidden states at its positions [start, end): [end - start, hidden]."""
+        token_ids = [token for s in sequences for token in s.token_ids[s.start : s.end]]
+        positions = [position for s in sequences for position in range(s.start, s.end)]
+        hidden = self._decoder.hidden(
+            torch.tensor(token_ids, device=self.device),
+            torch.tensor(positions, device=self.device),
+            self._kv,
+            self._begin_attention(sequences, self._kv[0]),
+        )
+        return torch.split(hidden, [s.end - s.start for s in sequences])
+
+    def _sample(
+        self, sequences: list[ScheduledSequence], hidden_of: tuple[torch.Tensor, ...]
+    ) -> list[SampledToken]:
+        """Choose a token for each sequence whose newest token was computed, from its last row."""
+        sampling = [sequence for sequence in sequences if sequence.samples]
+        if not sampling:
+            return []
+        last_rows = [
+            hidden[-1]
+            for sequence, hidden in zip(sequences, hidden_of, strict=True)
+            if sequence.samples
+        ]
+        logits = self._decoder.logits(torch.stack(last_rows))
+        return self._sampler.sample(logits, sampling, self.eos_token_ids)
+
+    def _score_prompt(self, sequence: ScheduledSequence, hidden: torch.Tensor) -> None:
+        """Fill sequence.prompt_logprobs for what these rows predict; row i predicts start + i + 1.
+
+        The row of the prompt's last token predicts no prompt token.
+        """
+        if sequence.prompt_logprobs is None:
+            return
+        end = min(sequence.end, sequence.num_prompt_tokens - 1) + 1
+        for first in range(sequence.start + 1, end, _SCORED_ROWS):
+            scored = range(first, min(first + _SCORED_ROWS, end))
+            rows = hidden[scored.start - 1 - sequence.start : scored.stop - 1 - sequence.start]
+            next_token_ids = sequence.token_ids[scored.start : scored.stop]
+            found = self._sampler.prompt_logprobs(
+                self._decoder.logits(rows), next_token_ids, sequence.params.prompt_logprobs or 0
+            )
+            sequence.prompt_logprobs.update(zip(scored, found, strict=True))
+
+
+def _max_model_len(requested: int | None, config: ModelConfig) -> int:
+    """What was asked for, or all the model was trained for. Raises ConfigError."""
+    trained_for = config.max_position_embeddings
+    if requested is not None and requested > trained_for:
+        raise ConfigError(
+            f"max_model_len is {requested}; the model was trained for at most {trained_for} tokens"
+        )
+    return requested or trained_for

@@ -1,0 +1,286 @@
+"""Logits to tokens: the one place where a sequence's next token is chosen.
+
+The same seed gives the same tokens in any batch, because nothing here looks across rows. A
+draw's random number is a function of seed, index and position, not the next number of a shared
+generator; and of torch's exp and log only softmax and log_softmax are used, which work row by
+row: an elementwise exp may round an element differently at another place in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from minivllm.core.batch import SampledToken, ScheduledSequence, TokenLogprobs
+from minivllm.errors import RunnerError
+
+_FLOAT32 = torch.finfo(torch.float32)
+_MASK_64 = 2**64 - 1
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, made odd
+
+
+class Sampler:
+    """Chooses tokens. It has no state: everything a choice depends on is in its arguments.
+
+    Repetition penalty: CTRL, Keskar et al. 2019. Top-k: Fan et al. 2018. Top-p: nucleus
+    sampling, Holtzman et al. 2020. Min-p: Nguyen et al. 2024.
+    """
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        sequences: list[ScheduledSequence],
+        eos_token_ids: Sequence[int],
+    ) -> list[SampledToken]:
+        """Choose the next token of each sequence.
+
+        logits         [len(sequences), vocab_size], any float dtype; not changed
+        sequences      the sequence of each row; params.seed is set if temperature > 0
+        eos_token_ids  ids that end an output, unless the request ignores them
+
+        The steps, in the order in which transformers' `generate` has its processors:
+
+            0  logits to float32; the `logprobs` a request asks for are those of the model's own
+               distribution, before any other step (vLLM's default, "raw logprobs")
+            1  repetition penalty, on every token of prompt and output
+            2  min_tokens: -inf for EOS (unless ignored) and stop tokens while too few are out
+            3  temperature 0: the largest logit, the lowest id on a tie; done
+            4  divide by the temperature
+            5  top-k: keep the k largest, and whatever equals the k-th
+            6  top-p: the softmax of what is left; drop from the least likely upwards while at
+               most 1 - top_p is dropped; of equal ones at the edge the lower ids go first
+            7  min-p: the softmax of what is left; drop what is below min_p times the best
+            8  draw, in float64
+
+        Steps 5 to 7 keep what transformers' keep. Only which of equal ones top-p keeps at the edge
+        is undefined there: its sort is not stable.
+
+        Raises RunnerError if the rows do not fit the sequences, a row has NaN, +inf or nothing
+        but -inf, or a seed is missing.
+        """
+        if logits.dim() != 2 or logits.shape[0] != len(sequences):
+            raise RunnerError(
+                f"logits have shape {list(logits.shape)} for {len(sequences)} sequences; "
+                "there must be one row a sequence"
+            )
+        raw = logits.float()
+        scores = _penalise_repetition(raw, sequences)
+        scores = _forbid_early_end(scores, sequences, eos_token_ids)
+        best = scores.max(dim=-1)
+        _check_best(best.values.tolist(), sequences)
+        token_ids = best.indices
+        random_rows = [row for row, seq in enumerate(sequences) if seq.params.temperature > 0]
+        if random_rows:
+            # The best score becomes 0, so that no division by a small temperature overflows.
+            shifted = scores[random_rows] - best.values[random_rows, None]
+            token_ids[random_rows] = _draw(shifted, [sequences[row] for row in random_rows])
+        return _with_logprobs(raw, sequences, token_ids.tolist())
+
+    def prompt_logprobs(
+        self, logits: torch.Tensor, next_token_ids: list[int], num_best: int
+    ) -> list[TokenLogprobs]:
+        """Log-probabilities of known next tokens, and of the `num_best` best in their places.
+
+        logits          [n, vocab_size], any float dtype; row i is computed at position p
+        next_token_ids  n ids; entry i is the token at position p + 1
+
+        Each dict is best first, the lower id first on a tie, and holds the next token too.
+        """
+        return _token_logprobs(logits.float(), next_token_ids, [num_best] * len(next_token_ids))
+
+
+def uniform(seed: int, position: int) -> float:
+    """The random number in [0, 1) of one draw: a multiple of 2**-53.
+
+    It is the `position`-th number of the SplitMix64 stream (Steele et al. 2014) that starts at
+    the mixed seed. That generator only adds a constant to its state, so any of its numbers is
+    one multiplication away. Unmixed, the streams of some seeds would be shifted copies.
+    """
+    start = _mix(seed & _MASK_64)
+    return (_mix((start + (position + 1) * _GOLDEN_GAMMA) & _MASK_64) >> 11) * 2.0**-53
+
+
+def _mix(bits: int) -> int:
+    """SplitMix64's finalizer: every input bit changes each output bit about half of the time."""
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & _MASK_64
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & _MASK_64
+    return bits ^ (bits >> 31)
+
+
+def _penalise_repetition(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> torch.Tensor:
+    """Step 1. Returns `scores` itself if no sequence asks, else a changed copy."""
+    rows = [row for row, seq in enumerate(sequences) if seq.params.repetition_penalty != 1]
+    if not rows:
+        return scores
+    scores = scores.clone()
+    for row in rows:
+        penalty = _in_float32(sequences[row].params.repetition_penalty)
+        seen = torch.tensor(sequences[row].token_ids, device=scores.device)
+        old = scores[row, seen]
+        new = torch.where(old < 0, old * penalty, old / penalty)
+        # A tiny penalty makes a large logit overflow; infinity would look like a broken model.
+        scores[row, seen] = new.clamp(max=_FLOAT32.max)
+    return scores
+
+
+def _forbid_early_end(
+    scores: torch.Tensor, sequences: list[ScheduledSequence], eos_token_ids: Sequence[int]
+) -> torch.Tensor:
+    """Step 2. Returns `scores` itself if no sequence is short of min_tokens, else a copy."""
+    rows: list[int] = []
+    columns: list[int] = []
+    for row, sequence in enumerate(sequences):
+        params = sequence.params
+        if sequence.num_tokens - sequence.num_prompt_tokens >= params.min_tokens:
+            continue
+        ends = [*params.stop_token_ids, *([] if params.ignore_eos else eos_token_ids)]
+        ends = [token_id for token_id in ends if token_id < scores.shape[1]]
+        rows += [row] * len(ends)
+        columns += ends
+    if not rows:
+        return scores
+    scores = scores.clone()
+    scores[rows, columns] = -math.inf
+    return scores
+
+
+def _check_best(best: list[float], sequences: list[ScheduledSequence]) -> None:
+    """A row's maximum tells all: NaN if there is one, -inf if no token is left."""
+    for value, sequence in zip(best, sequences, strict=True):
+        if not math.isfinite(value):
+            raise RunnerError(
+                f"request {sequence.request_id!r}, position {sequence.num_tokens}: no token can "
+                f"be chosen, the largest logit is {value}; a row needs a finite one, no NaN, and "
+                "a token that min_tokens does not forbid"
+            )
+
+
+def _draw(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> torch.Tensor:
+    """Steps 4 to 8: int64 token ids [n]; `scores` [n, vocab_size] float32 is overwritten."""
+    scores /= _column([_in_float32(seq.params.temperature) for seq in sequences], scores)
+    _keep_top_k(scores, sequences)
+    _keep_top_p(scores, sequences)
+    _keep_min_p(scores, sequences)
+    # Inverse of the cumulative distribution: the first token whose running sum exceeds the
+    # random share of the total. A token of probability 0 adds nothing, so it is never the first;
+    # and because uniform() < 1 the share stays below the total.
+    running = scores.double().softmax(dim=-1).cumsum(dim=-1)
+    share = _column([_uniform_of(seq) for seq in sequences], running) * running[:, -1:]
+    return torch.searchsorted(running, share, right=True).flatten()
+
+
+def _uniform_of(sequence: ScheduledSequence) -> float:
+    """The random number for the token at position len(token_ids): output i draws as seed + i."""
+    if sequence.params.seed is None:
+        raise RunnerError(
+            f"request {sequence.request_id!r} has temperature {sequence.params.temperature} and "
+            "no seed; whoever adds the request draws one"
+        )
+    return uniform(sequence.params.seed + sequence.index, sequence.num_tokens)
+
+
+def _keep_top_k(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> None:
+    """Step 5, in place: -inf below the k-th largest score."""
+    top_k = [seq.params.top_k for seq in sequences]
+    rows = [row for row, k in enumerate(top_k) if 0 < k < scores.shape[1]]
+    if rows:
+        kept = scores[rows]
+        largest = kept.topk(max(top_k[row] for row in rows)).values
+        last = torch.tensor([[top_k[row] - 1] for row in rows], device=scores.device)
+        scores[rows] = kept.masked_fill(kept < largest.gather(1, last), -math.inf)
+
+
+def _keep_top_p(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> None:
+    """Step 6, in place: -inf outside the smallest set whose probabilities reach top_p."""
+    rows = [row for row, seq in enumerate(sequences) if seq.params.top_p < 1]
+    if rows:
+        kept = scores[rows]
+        # Stable, because equal scores may lie on both sides of the edge.
+        ascending, order = kept.sort(dim=-1, stable=True)
+        dropped = ascending.softmax(dim=-1).cumsum(dim=-1) <= _column(
+            [1 - sequences[row].params.top_p for row in rows], kept
+        )
+        # Rounding may leave the whole sum below 1, and a tiny top_p would drop the best too.
+        dropped[:, -1] = False
+        scores[rows] = kept.masked_fill(dropped.scatter(1, order, dropped), -math.inf)
+
+
+def _keep_min_p(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> None:
+    """Step 7, in place: -inf below min_p times the best probability."""
+    rows = [row for row, seq in enumerate(sequences) if seq.params.min_p > 0]
+    if rows:
+        kept = scores[rows]
+        probabilities = kept.softmax(dim=-1)
+        floor = _column([sequences[row].params.min_p for row in rows], kept)
+        too_rare = probabilities < floor * probabilities.amax(dim=-1, keepdim=True)
+        scores[rows] = kept.masked_fill(too_rare, -math.inf)
+
+
+def _in_float32(value: float) -> float:
+    """The nearest positive float32: a tiny value would become 0, a huge one infinity."""
+    return min(max(value, _FLOAT32.tiny), _FLOAT32.max)
+
+
+def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
+    """One value a row: [n, 1] in the dtype and on the device of `like`."""
+    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
+
+
+def _with_logprobs(
+    raw: torch.Tensor, sequences: list[ScheduledSequence], token_ids: list[int]
+) -> list[SampledToken]:
+    """The chosen tokens, with log-probabilities of `raw` for the sequences that ask for them."""
+    num_best = {
+        row: seq.params.logprobs
+        for row, seq in enumerate(sequences)
+        if seq.params.logprobs is not None
+    }
+    rows = list(num_best)
+    found = _token_logprobs(raw[rows], [token_ids[row] for row in rows], list(num_best.values()))
+    logprobs = dict(zip(rows, found, strict=True))
+    return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids)]
+
+
+def _token_logprobs(
+    logits: torch.Tensor, token_ids: list[int], num_best: list[int]
+) -> list[TokenLogprobs]:
+    """For each row of `logits` [n, vocab_size] its num_best best tokens and its given one."""
+    if not token_ids:
+        return []
+    logprobs = logits.log_softmax(dim=-1)
+    given = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))
+    best = _best_tokens(logprobs, num_best)
+    # The given token is appended last: if it is not among the best it is below all of them.
+    return [
+        dict(row_best) | {token_id: logprob}
+        for row_best, token_id, logprob in zip(
+            best, token_ids, given.flatten().tolist(), strict=True
+        )
+    ]
+
+
+def _best_tokens(logprobs: torch.Tensor, num_best: list[int]) -> list[list[tuple[int, float]]]:
+    """The num_best[i] best (id, value) of each row i, the lower id first on a tie.
+
+    topk alone may pick either of two equal tokens at the edge, so it only says how large the
+    last one is; every token at least as large is then taken, and the lower ids win.
+    """
+    vocab_size = logprobs.shape[1]
+    counts = [min(count, vocab_size) for count in num_best]
+    best: list[list[tuple[int, float]]] = [[] for _ in counts]
+    if not any(counts):
+        return best
+    last = torch.tensor([[max(count - 1, 0)] for count in counts], device=logprobs.device)
+    at_least = logprobs >= logprobs.topk(max(counts)).values.gather(1, last)
+    rows, token_ids = at_least.nonzero(as_tuple=True)
+    values = logprobs[rows, token_ids]
+    for row, token_id, value in zip(
+        rows.tolist(), token_ids.tolist(), values.tolist(), strict=True
+    ):
+        best[row].append((token_id, value))
+    return [
+        sorted(candidates, key=lambda item: -item[1])[:count]
+        for candidates, count in zip(best, counts, strict=True)
+    ]
