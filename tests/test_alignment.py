@@ -35,7 +35,7 @@ def oracle(folder):
 @pytest.fixture(scope="module")
 def prompts(folder):
     """20 prompts of 1 to 600 tokens."""
-    encode = Tokenizer.from_folder(folder).encode
+    encode = Tokenizer(folder).encode
     story = encode(texts.REPAIR_CAFE + texts.LIGHTHOUSE + texts.CODE + texts.NUMBERS)
     found = {f"story[:{n}]": story[:n] for n in (1, 2, 15, 16, 17, 64, 100, 257, 450, 600)}
     found["a question"] = encode("The capital of France is")
