@@ -1,0 +1,333 @@
+"""Compile the kernels for GPUs that need not be here, and print what each compilation costs.
+
+    python -m benchmarks.kernel_table                      every combination
+    python -m benchmarks.kernel_table --select defaults    what most models run
+    python -m benchmarks.kernel_table --json FILE          also as JSON, for a test to read
+
+Registers and spilled bytes come from `ptxas -v` (on AMD: from the assembler's own counts),
+shared memory from the compiler. Spilled bytes are registers that did not fit and go through
+memory on each use; shared memory over the target's limit is a kernel that cannot start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import itertools
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+DTYPES = ("bf16", "fp16", "fp32")
+HEAD_DIMS = (64, 80, 96, 128, 256)
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+SHARED_LIMITS = {
+    "sm_80": 163 * 1024,
+    "sm_90": 227 * 1024,
+    "sm_120": 99 * 1024,
+    "gfx942": 64 * 1024,
+}
+TARGETS = tuple(SHARED_LIMITS)
+# The kernels that read blocks, and those that only know rows.
+PAGED = ("prefill", "decode", "split")
+PLAIN = ("merge", "store_kv", "rotary_store_kv", "rms_norm", "add_rms_norm", "silu_and_mul")
+
+# Shapes of a model around a head size: 8 KV heads of 4 query heads each.
+NUM_KV_HEADS = 8
+GROUP_SIZE = 4
+NUM_SPLITS = 16
+
+
+class Case(NamedTuple):
+    """One compilation. Plain kernels know no blocks; their block_size is 0."""
+
+    kernel: str
+    target: str
+    dtype: str
+    head_dim: int
+    block_size: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one case; `problem` says why nothing did."""
+
+    kernel: str
+    target: str
+    dtype: str
+    head_dim: int
+    block_size: int
+    tile: str = ""
+    registers: int = 0
+    spilled_bytes: int = 0
+    shared_bytes: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+
+
+class Launch(NamedTuple):
+    """What a launcher would pass: the kernel, its compile-time constants, warps and stages."""
+
+    kernel: Any
+    constants: dict[str, int]
+    num_warps: int
+    num_stages: int
+    tile: str
+
+
+def launch_of(case: Case) -> Launch:
+    """The launch of a case, from the same pure functions the launchers ask."""
+    from kernels.launch import next_power_of_two, padded_head_dim
+
+    row = NUM_KV_HEADS * GROUP_SIZE * case.head_dim
+    row_of_kv = NUM_KV_HEADS * case.head_dim
+    block_d = padded_head_dim(case.head_dim)
+    if case.kernel in PAGED:
+        return _launch_of_attention(case)
+    if case.kernel == "merge":
+        from kernels.split_attention import merge_splits_kernel
+
+        constants = {"HEAD_DIM": case.head_dim, "NUM_SPLITS": NUM_SPLITS, "BLOCK_D": block_d}
+        return Launch(merge_splits_kernel, constants, 4, 3, "")
+    if case.kernel == "store_kv":
+        from kernels.store_kv import store_kv_kernel, store_kv_warps
+
+        constants = {"ROW": row_of_kv, "BLOCK_ROW": next_power_of_two(row_of_kv)}
+        return Launch(store_kv_kernel, constants, store_kv_warps(row_of_kv), 3, "")
+    if case.kernel == "rotary_store_kv":
+        from kernels.rotary import rotary_store_kv_kernel, rotary_warps
+
+        constants = {
+            "HEAD_DIM": case.head_dim,
+            "BLOCK_GROUP": GROUP_SIZE,
+            "BLOCK_HALF": block_d // 2,
+        }
+        warps = rotary_warps(case.head_dim, GROUP_SIZE)
+        return Launch(rotary_store_kv_kernel, constants, warps, 3, "")
+    if case.kernel == "silu_and_mul":
+        from kernels.silu_and_mul import BLOCK, silu_and_mul_kernel, silu_warps
+
+        return Launch(silu_and_mul_kernel, {"BLOCK": BLOCK}, silu_warps(BLOCK), 3, "")
+    from kernels.rms_norm import add_rms_norm_kernel, rms_norm_kernel, rms_norm_warps
+
+    kernel = rms_norm_kernel if case.kernel == "rms_norm" else add_rms_norm_kernel
+    constants = {"SIZE": row, "BLOCK": next_power_of_two(row)}
+    return Launch(kernel, constants, rms_norm_warps(row), 3, "")
+
+
+def _launch_of_attention(case: Case) -> Launch:
+    import torch
+
+    from kernels.launch import padded_head_dim
+    from kernels.paged_attention import attention_tile, paged_attention_kernel
+    from kernels.split_attention import split_attention_kernel
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.dtype]
+    num_rows = 4096 if case.kernel == "prefill" else GROUP_SIZE
+    # AMD has no number of its own in the launchers; it is shown what an A100 would get.
+    capability = int(case.target[3:]) if case.target.startswith("sm_") else 80
+    tile = attention_tile(case.head_dim, dtype, num_rows, capability)
+    constants = {
+        "HEAD_DIM": case.head_dim,
+        "BLOCK_SIZE": case.block_size,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": padded_head_dim(case.head_dim),
+    }
+    kernel = paged_attention_kernel
+    if case.kernel == "split":
+        kernel = split_attention_kernel
+        constants["NUM_SPLITS"] = NUM_SPLITS
+    text = f"{tile.block_m}x{tile.block_n} {tile.num_warps}w {tile.num_stages}s"
+    return Launch(kernel, constants, tile.num_warps, tile.num_stages, text)
+
+
+INT32_POINTERS = {"block_tables", "query_starts", "context_lens", "positions", "slots"}
+FLOAT32_POINTERS = {"partial_outputs", "partial_sums", "cos_table", "sin_table"}
+FLOATS = {"scale", "epsilon"}
+STRIDES = {"query_stride", "key_stride", "value_stride", "hidden_stride", "stride", "size"}
+COUNTS = {"num_sequences", "max_blocks", "num_kv_heads", "group_size"}
+
+
+def type_of(name: str, dtype: str, constants: dict[str, int]) -> str:
+    """The compiler's type for a kernel's argument, known by its name."""
+    if name in constants:
+        return "constexpr"
+    if name in FLOATS:
+        return "fp32"
+    if name in STRIDES | COUNTS:
+        return "i32"
+    if name in INT32_POINTERS:
+        return "*i32"
+    return "*fp32" if name in FLOAT32_POINTERS else f"*{dtype}"
+
+
+def compile_case(case: Case) -> Row:
+    """Compile one case for its target; needs no GPU. What cannot be compiled says so in its row."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    launch = launch_of(case)
+    names = launch.kernel.arg_names
+    signature = {name: type_of(name, case.dtype, launch.constants) for name in names}
+    # A launch would find pointers and strides to be multiples of 16, and compile for that.
+    aligned = [
+        (index,)
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name in STRIDES
+    ]
+    source = ASTSource(
+        fn=launch.kernel,
+        signature=signature,
+        constexprs=launch.constants,
+        attrs={index: [["tt.divisibility", 16]] for index in aligned},
+    )
+    is_amd = case.target.startswith("gfx")
+    target = (
+        GPUTarget("hip", case.target, 64) if is_amd else GPUTarget("cuda", int(case.target[3:]), 32)
+    )
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    start = time.perf_counter()
+    try:
+        # With TRITON_DUMP_PTXAS_LOG the compiler prints what ptxas said of this very build.
+        with contextlib.redirect_stdout(io.StringIO()) as log:
+            compiled = triton.compile(source, target=target, options=options)
+    except Exception as error:  # whatever the compiler throws is this row's result
+        return Row(*case, tile=launch.tile, problem=f"{type(error).__name__}: {error}"[:200])
+    seconds = time.perf_counter() - start
+    registers, spilled = (
+        count_amd(compiled.asm["amdgcn"]) if is_amd else count_nvidia(log.getvalue())
+    )
+    shared = compiled.metadata.shared
+    limit = SHARED_LIMITS[case.target]
+    return Row(
+        *case,
+        tile=launch.tile,
+        registers=registers,
+        spilled_bytes=spilled,
+        shared_bytes=shared,
+        seconds=round(seconds, 2),
+        problem="" if shared <= limit else f"needs {shared} B shared memory of {limit}",
+    )
+
+
+def count_nvidia(log: str) -> tuple[int, int]:
+    """(registers a thread, spilled bytes) from the log of `ptxas -v`."""
+    registers = re.findall(r"Used (\d+) registers", log)
+    spills = re.findall(r"(\d+) bytes spill", log)
+    return max(map(int, registers)), sum(map(int, spills))
+
+
+def count_amd(assembly: str) -> tuple[int, int]:
+    """(vector registers a thread, spilled bytes) from the metadata of the assembly."""
+    registers = re.findall(r"\.vgpr_count:\s*(\d+)", assembly)
+    spills = re.findall(r"\.vgpr_spill_count:\s*(\d+)", assembly)
+    return max(map(int, registers)), 4 * sum(map(int, spills))
+
+
+def all_cases() -> list[Case]:
+    """Every combination the kernels promise."""
+    paged = itertools.product(PAGED, TARGETS, DTYPES, HEAD_DIMS, BLOCK_SIZES)
+    plain = itertools.product(PLAIN, TARGETS, DTYPES, HEAD_DIMS, (0,))
+    return [Case(*case) for case in (*paged, *plain)]
+
+
+def default_cases() -> list[Case]:
+    """bf16, head sizes 64 and 128, block size 16, on the three CUDA targets."""
+    return [
+        case
+        for case in all_cases()
+        if case.dtype == "bf16"
+        and case.head_dim in (64, 128)
+        and case.block_size in (0, 16)
+        and case.target != "gfx942"
+    ]
+
+
+def pairwise_cases() -> list[Case]:
+    """A few CUDA cases in which any two values that can meet do meet: most faults need no third.
+
+    Greedy: take the case that shows most pairs not yet seen, until all are seen. Shuffled
+    first, so that equals do not all come from the first target and dtype.
+    """
+
+    def pairs(case: Case) -> set[tuple[object, ...]]:
+        return set(itertools.combinations(enumerate(case), 2))
+
+    left = [case for case in all_cases() if case.target != "gfx942"]
+    random.Random(0).shuffle(left)
+    unseen = set().union(*map(pairs, left))
+    chosen = []
+    while unseen:
+        best = max(left, key=lambda case: len(pairs(case) & unseen))
+        chosen.append(best)
+        unseen -= pairs(best)
+    return chosen
+
+
+SELECTIONS = {"all": all_cases, "defaults": default_cases, "pairwise": pairwise_cases}
+
+
+def compile_all(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
+    """Rows in the order of the cases, from `jobs` processes with one throw-away cache."""
+    with tempfile.TemporaryDirectory() as cache:
+        # Read when triton is imported, which only the workers do.
+        os.environ["TRITON_CACHE_DIR"] = cache
+        os.environ["TRITON_DUMP_PTXAS_LOG"] = os.environ["TRITON_ALWAYS_COMPILE"] = "1"
+        os.environ.pop("TRITON_INTERPRET", None)
+        with ProcessPoolExecutor(jobs) as pool:
+            yield from pool.map(compile_case, cases)
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        "| kernel | target | dtype | head | block | tile | registers | spilled B | shared B | |",
+        "|---|---|---|---:|---:|---|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        numbers = (row.registers, row.spilled_bytes, row.shared_bytes)
+        cells = [row.kernel, row.target, row.dtype, row.head_dim, row.block_size or ""]
+        cells += [row.tile, *(numbers if row.registers else ("", "", "")), row.problem]
+        lines.append("| " + " | ".join(str(cell).replace("\n", " ") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile the selection and print its table; exit code 2 where triton is not installed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--select", choices=[*SELECTIONS], default="all")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", type=Path, help="write the rows to this file, too")
+    options = parser.parse_args(arguments)
+    if importlib.util.find_spec("triton") is None:
+        print("triton is not installed (it exists for Linux only): nothing to compile")
+        return 2
+    cases = SELECTIONS[options.select]()
+    start = time.perf_counter()
+    rows = []
+    for row in compile_all(cases, options.jobs):
+        rows.append(row)
+        if sys.stderr.isatty():
+            print(f"\r{len(rows)} of {len(cases)}", end="", file=sys.stderr, flush=True)
+    print(table(rows))
+    print(f"\n{len(rows)} compilations in {time.perf_counter() - start:.0f} s")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""The GPU half of PagedAttention: Triton kernels, each with a plain torch reference.
+
+    store_kv.py           scatter new keys and values into the paged cache
+    paged_attention.py    attention of any query range: prefill, chunk, suffix, decode, mixed
+    split_attention.py    decode that splits a long context among programs and merges
+    attention.py          which of the two a batch gets
+    rotary.py             rotary embedding, and the rotated keys stored in the same pass
+    rms_norm.py           RMSNorm, alone or with the residual added first
+    silu_and_mul.py       the gated half of a feed-forward layer
+
+    reference.py          what each of them must compute, in torch, without a trick
+    batch.py              PagedBatch: block tables, checked on the host before a pointer is followed
+    launch.py             checks and small helpers all launchers share
+    errors.py             KernelInputError
+
+One memory layout. A layer has one key cache and one value cache, both contiguous:
+
+    [num_blocks, block_size, num_kv_heads, head_dim]
+
+A *slot* is where one position's KV lies: `slot = block_id * block_size + position % block_size`.
+Flattened to [num_blocks * block_size, num_kv_heads * head_dim], a cache is a table with one row
+a slot: storing a token is writing one row, and a head's part of a row is head_dim neighbours.
+
+Head sizes 64, 80, 96, 128 and 256 and block sizes 16 to 256 are what the tiles are chosen for.
+Any other even head size up to 256, and any other block size, is computed rightly, too.
+
+Block tables, query starts, context lengths, positions and slots are int32; kernels widen to
+64 bits before they multiply a slot by the length of its row, which soon exceeds 2**31.
+
+Nothing is imported here: `kernels.reference`, `kernels.batch` and `kernels.errors` work where
+triton is not installed. The rest runs on a CUDA GPU, or, with TRITON_INTERPRET=1 in the
+environment before triton is imported, in Triton's interpreter on the CPU.
+"""

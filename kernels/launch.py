@@ -1,0 +1,128 @@
+"""What all launchers share: the checks before a launch, and the sizes a launch is made of."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import torch
+
+from kernels.batch import PagedBatch
+from kernels.errors import KernelInputError
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MAX_GROUP_SIZE = 16
+MAX_HEAD_DIM = 256
+
+
+class Tile(NamedTuple):
+    """How one attention program is shaped. Any choice is right; only its speed differs.
+
+    block_m      query rows: (token, head) pairs
+    block_n      keys of one step of the loop
+    num_warps    groups of 32 threads that share the program
+    num_stages   loop steps whose loads are in flight at once
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def next_power_of_two(number: int) -> int:
+    """The smallest power of two that is not less: Triton's vectors have no other lengths."""
+    return 1 << (number - 1).bit_length()
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Columns of a tile that holds heads; 16 is the least a matrix product of tiles takes."""
+    return next_power_of_two(max(head_dim, 16))
+
+
+def capability(device: torch.device) -> int:
+    """80 for an A100, 90 for an H100, 120 for an RTX 5090. The interpreter's CPU counts as 80."""
+    if device.type != "cuda":
+        return 80
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """How many programs the device runs side by side without sharing; a CPU counts as 1."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise KernelInputError with the message unless the condition holds."""
+    if not condition:
+        raise KernelInputError(message)
+
+
+def check_floats(**tensors: torch.Tensor) -> None:
+    """All on one device that can run kernels, all of one dtype the kernels know."""
+    (first, model), *_ = tensors.items()
+    for name, tensor in tensors.items():
+        require(
+            (tensor.device, tensor.dtype) == (model.device, model.dtype),
+            f"{name} is {tensor.dtype} on {tensor.device},"
+            f" {first} is {model.dtype} on {model.device}: they must agree",
+        )
+    require(model.dtype in DTYPES, f"{first} is {model.dtype}; the kernels know {DTYPES}")
+    require(
+        model.is_cuda or os.environ.get("TRITON_INTERPRET") == "1",
+        f"{first} is on {model.device}: move it to a CUDA device,"
+        " or set TRITON_INTERPRET=1 before the first import of triton",
+    )
+
+
+def check_rows(**tensors: torch.Tensor) -> None:
+    """[num_tokens, ...] whose rows are dense; rows may lie apart, as in a slice of a qkv matrix."""
+    for name, tensor in tensors.items():
+        require(
+            tensor.dim() >= 2 and tensor[:1].is_contiguous(),
+            f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}:"
+            " each token's row must be contiguous",
+        )
+
+
+def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Exactly this shape."""
+    require(tensor.shape == shape, f"{name} has shape {tuple(tensor.shape)}, not {shape}")
+
+
+def check_cache(key_cache: torch.Tensor, value_cache: torch.Tensor, batch: PagedBatch) -> None:
+    """Both contiguous [num_blocks, block_size, num_kv_heads, head_dim], as the batch says."""
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        require(
+            cache.dim() == 4 and cache.is_contiguous(),
+            f"{name} has shape {tuple(cache.shape)} and strides {cache.stride()}: need a contiguous"
+            " [num_blocks, block_size, num_kv_heads, head_dim]",
+        )
+        check_shape(name, cache, (batch.num_blocks, batch.block_size, *key_cache.shape[2:]))
+    head_dim = key_cache.shape[3]
+    require(
+        head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0,
+        f"head size is {head_dim}; it must be even and at most {MAX_HEAD_DIM}",
+    )
+    require(
+        batch.slots.device == key_cache.device,
+        f"the batch is on {batch.slots.device}, the cache on {key_cache.device}",
+    )
+
+
+def output_like(
+    out: torch.Tensor | None, shape: tuple[int, ...], like: torch.Tensor
+) -> torch.Tensor:
+    """`out` once it is known to fit, or a fresh tensor: contiguous, dtype and device of `like`."""
+    if out is None:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    check_shape("out", out, shape)
+    require(out.is_contiguous(), f"out has strides {out.stride()}: it must be contiguous")
+    require(
+        (out.dtype, out.device) == (like.dtype, like.device),
+        f"out is {out.dtype} on {out.device}, not {like.dtype} on {like.device}",
+    )
+    return out

@@ -1,0 +1,164 @@
+# mypy: disable-error-code="untyped-decorator"
+# (triton ships no types)
+"""Rotary position embedding of query and key, the rotated key stored in the same pass."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.batch import PagedBatch
+from kernels.launch import (
+    MAX_GROUP_SIZE,
+    check_cache,
+    check_floats,
+    check_rows,
+    check_shape,
+    next_power_of_two,
+    output_like,
+    require,
+)
+
+
+@triton.jit
+def rotary_store_kv_kernel(
+    output: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    cos_table: tl.tensor,
+    sin_table: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    query_stride: int,
+    key_stride: int,
+    value_stride: int,
+    num_kv_heads: int,
+    group_size: int,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_GROUP: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+) -> None:
+    """One program: one token, one KV head: its key, its value, and the query heads that use it.
+
+    A head is turned as HEAD_DIM / 2 pairs (x[i], x[i + HEAD_DIM / 2]), the layout of Llama's
+    and Qwen's checkpoints on the hub. Angles and arithmetic are float32.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    pairs = tl.arange(0, BLOCK_HALF)
+    paired = pairs < HALF
+    position = tl.load(positions + token).to(tl.int64)
+    cos = tl.load(cos_table + position * HALF + pairs, mask=paired, other=0.0)
+    sin = tl.load(sin_table + position * HALF + pairs, mask=paired, other=0.0)
+
+    members = tl.arange(0, BLOCK_GROUP)
+    inside = (members < group_size)[:, None] & paired[None, :]
+    offsets = (kv_head * group_size + members)[:, None] * HEAD_DIM + pairs[None, :]
+    heads = query + token * query_stride + offsets
+    first = tl.load(heads, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(heads + HALF, mask=inside, other=0.0).to(tl.float32)
+    turned = output + token * num_kv_heads * group_size * HEAD_DIM + offsets
+    tl.store(turned, first * cos[None, :] - second * sin[None, :], mask=inside)
+    tl.store(turned + HALF, second * cos[None, :] + first * sin[None, :], mask=inside)
+
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot < 0:  # padding: this token's KV goes nowhere
+        return
+    head = key + token * key_stride + kv_head * HEAD_DIM + pairs
+    first = tl.load(head, mask=paired, other=0.0).to(tl.float32)
+    second = tl.load(head + HALF, mask=paired, other=0.0).to(tl.float32)
+    cached = (slot * num_kv_heads + kv_head) * HEAD_DIM + pairs
+    tl.store(key_cache + cached, first * cos - second * sin, mask=paired)
+    tl.store(key_cache + cached + HALF, second * cos + first * sin, mask=paired)
+    head = value + token * value_stride + kv_head * HEAD_DIM + pairs
+    tl.store(value_cache + cached, tl.load(head, mask=paired), mask=paired)
+    tl.store(value_cache + cached + HALF, tl.load(head + HALF, mask=paired), mask=paired)
+
+
+def rotary_warps(head_dim: int, group_size: int) -> int:
+    """Warps for a tile of group_size half heads: four pairs a thread."""
+    pairs = next_power_of_two(group_size) * next_power_of_two(head_dim // 2)
+    return min(max(pairs // 128, 1), 4)
+
+
+def rotary_store_kv(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    batch: PagedBatch,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rotate query and key by batch.positions, store key and value, return the rotated query.
+
+    query                   [num_tokens, num_heads, head_dim]      a token's row contiguous, rows
+    key, value              [num_tokens, num_kv_heads, head_dim]   may lie apart (one qkv matrix)
+    cos, sin                [num_positions, head_dim / 2] float32, contiguous; row p is position p
+    key_cache, value_cache  [num_blocks, block_size, num_kv_heads, head_dim], contiguous
+    out, returned           [num_tokens, num_heads, head_dim], contiguous; fresh if None
+    dtypes                  one of float32, float16, bfloat16 for all but cos and sin
+
+    The rotated key is written only where attention will read it: to slot batch.slots[i], or
+    nowhere if that is -1. Raises KernelInputError on any other shape, stride, dtype or device,
+    or if the tables of angles end before the batch's longest context.
+
+    RoFormer (Su et al. 2021).
+    """
+    check_floats(query=query, key=key, value=value, key_cache=key_cache, value_cache=value_cache)
+    check_cache(key_cache, value_cache, batch)
+    num_kv_heads, head_dim = key_cache.shape[2:]
+    for name, tensor in (("key", key), ("value", value)):
+        check_shape(name, tensor, (batch.num_tokens, num_kv_heads, head_dim))
+    require(query.dim() == 3, f"query has {query.dim()} dimensions, not 3")
+    num_heads = query.shape[1]
+    check_shape("query", query, (batch.num_tokens, num_heads, head_dim))
+    check_rows(query=query, key=key, value=value)
+    group_size = num_heads // num_kv_heads
+    require(
+        num_heads == group_size * num_kv_heads and 1 <= group_size <= MAX_GROUP_SIZE,
+        f"{num_heads} query heads for {num_kv_heads} KV heads: need 1 to {MAX_GROUP_SIZE} for each",
+    )
+    for name, table in (("cos", cos), ("sin", sin)):
+        check_shape(name, table, (cos.shape[0], head_dim // 2))
+        require(
+            table.dtype == torch.float32 and table.is_contiguous() and table.device == query.device,
+            f"{name} is {table.dtype} on {table.device} with strides {table.stride()}:"
+            f" need contiguous float32 on {query.device}",
+        )
+    require(
+        cos.shape[0] >= batch.max_context_len,
+        f"cos and sin hold {cos.shape[0]} positions; the longest context has"
+        f" {batch.max_context_len}",
+    )
+    out = output_like(out, tuple(query.shape), query)
+    rotary_store_kv_kernel[(batch.num_tokens, num_kv_heads)](
+        out,
+        key_cache,
+        value_cache,
+        query,
+        key,
+        value,
+        cos,
+        sin,
+        batch.positions,
+        batch.slots,
+        query.stride(0),
+        key.stride(0),
+        value.stride(0),
+        num_kv_heads,
+        group_size,
+        HEAD_DIM=head_dim,
+        BLOCK_GROUP=next_power_of_two(group_size),
+        BLOCK_HALF=next_power_of_two(head_dim // 2),
+        num_warps=rotary_warps(head_dim, group_size),
+    )
+    return out

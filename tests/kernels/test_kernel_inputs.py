@@ -1,0 +1,127 @@
+"""What must not reach a kernel is refused on the host, by name, with what would have been right."""
+
+import pytest
+import torch
+
+from kernels import reference
+from kernels.batch import PagedBatch, slots_of, validate_block_tables
+from kernels.errors import KernelInputError
+
+POOL = {"num_blocks": 10, "block_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("tables", "ranges", "message"),
+    [
+        ([[10]], [(0, 4)], r"sequence 0 has block 10 at logical block 0; .* blocks 0 to 9"),
+        ([[0], [3, -1]], [(0, 4), (4, 8)], r"sequence 1 has block -1 at logical block 1"),
+        ([[0, 1, 10]], [(0, 4)], r"block 10 at logical block 2"),  # beyond the context, too
+        ([[0, 1]], [(0, 9)], r"a context of 9 positions; its table covers 2 blocks x 4 = 8: .* 3"),
+        ([[]], [(0, 1)], r"its table covers 0 blocks"),
+        ([[0]], [(2, 2)], r"computes \[2, 2\)"),
+        ([[0]], [(-1, 2)], r"computes \[-1, 2\).* longer than its context"),
+        ([[0]], [], r"1 block tables for 0 ranges"),
+        ([], [], r"at least one"),
+        ([[3], [5, 3]], [(0, 2), (4, 6)], r"block 3 is written twice, by sequences 0 and 1"),
+        ([[3, 3]], [(0, 8)], r"block 3 is written twice, by sequences 0 and 0"),
+    ],
+)
+def test_a_batch_a_kernel_would_misread_is_refused(tables, ranges, message):
+    with pytest.raises(KernelInputError, match=message):
+        validate_block_tables(tables, ranges, **POOL)
+    with pytest.raises(KernelInputError, match=message):
+        PagedBatch.from_host(tables, ranges, **POOL)
+
+
+def test_a_block_that_is_only_read_may_be_shared():
+    validate_block_tables([[3, 1], [3, 2]], [(4, 6), (7, 8)], **POOL)
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        ({"num_blocks": 2**27, "block_size": 16}, "at most 134217727 blocks"),
+        ({"num_blocks": 1, "block_size": 0}, "at least 1"),
+    ],
+)
+def test_a_pool_whose_slots_cannot_be_counted_is_refused(pool, message):
+    with pytest.raises(KernelInputError, match=message):
+        validate_block_tables([[0]], [(0, 1)], **pool)
+
+
+def test_a_batch_holds_what_its_docstring_shows():
+    batch = PagedBatch.from_host([[7, 2], [7, 9]], [(0, 6), (5, 6)], **POOL)
+    assert batch.slots.tolist() == [28, 29, 30, 31, 8, 9, 37]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 5, 5]
+    assert batch.query_starts.tolist() == [0, 6, 7]
+    assert batch.context_lens.tolist() == [6, 6]
+    assert batch.block_tables.tolist() == [[7, 2], [7, 9]]
+    assert (batch.num_tokens, batch.num_sequences) == (7, 2)
+    assert (batch.max_query_len, batch.max_context_len) == (6, 6)
+    assert {tensor.dtype for tensor in (batch.slots, batch.block_tables)} == {torch.int32}
+    assert slots_of([7, 2], (2, 5), 4) == [30, 31, 8]
+
+
+def test_each_tensor_of_a_batch_is_16_byte_aligned():
+    batch = PagedBatch.from_host([[7, 2, 1], [7, 9]], [(0, 6), (5, 6)], **POOL)
+    base = batch.packed.data_ptr()
+    for tensor in (batch.block_tables, batch.query_starts, batch.context_lens, batch.slots):
+        assert (tensor.data_ptr() - base) % 16 == 0
+
+
+def test_padding_sequences_compute_nothing_and_are_stored_nowhere():
+    batch = PagedBatch.from_host([[7]], [(2, 3)], num_sequences=3, max_blocks=5, **POOL)
+    assert batch.context_lens.tolist() == [3, 0, 0]
+    assert batch.slots.tolist() == [30, -1, -1]
+    assert batch.block_tables.shape == (3, 5)
+    assert batch.max_query_len == 1
+
+
+@pytest.mark.parametrize("padding", [{"num_sequences": 1}, {"max_blocks": 1}])
+def test_a_batch_that_does_not_fit_its_padding_is_refused(padding):
+    with pytest.raises(KernelInputError, match="do not fit"):
+        PagedBatch.from_host([[7], [1, 2]], [(2, 3), (6, 7)], **padding, **POOL)
+
+
+def test_only_a_batch_of_the_same_shape_can_be_copied_in():
+    static = PagedBatch.from_host([[7]], [(2, 3)], num_sequences=3, **POOL)
+    with pytest.raises(KernelInputError, match="cannot be copied"):
+        static.copy_from(PagedBatch.from_host([[7]], [(2, 3)], num_sequences=2, **POOL))
+    tables = [[7], [1]]
+    static = PagedBatch.from_host(tables, [(0, 2), (2, 4)], **POOL)
+    with pytest.raises(KernelInputError, match="the longest query has 3 tokens"):
+        static.copy_from(PagedBatch.from_host(tables, [(0, 3), (3, 4)], **POOL))
+
+
+def test_the_reference_equals_attention_over_contiguous_keys():
+    generator = torch.Generator().manual_seed(0)
+    table, (start, end) = [6, 1, 3], (5, 11)
+    batch = PagedBatch.from_host([table], [(start, end)], **POOL)
+    key, value = torch.randn(2, end, 2, 8, generator=generator, dtype=torch.float64)
+    query = torch.randn(end - start, 6, 8, generator=generator, dtype=torch.float64)
+    caches = torch.full((2, 10, 4, 2, 8), float("nan"), dtype=torch.float64)
+    for cache, rows in zip(caches, (key, value), strict=True):
+        cache.flatten(0, 1)[slots_of(table, (0, end), 4)] = rows
+    want = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1),
+        key.transpose(0, 1),
+        value.transpose(0, 1),
+        attn_mask=torch.ones(end - start, end, dtype=torch.bool).tril(start),
+        enable_gqa=True,
+    )
+    got = reference.paged_attention(query, *caches, batch)
+    torch.testing.assert_close(got, want.transpose(0, 1))
+
+
+def test_a_rotation_keeps_lengths_and_depends_on_distance_alone():
+    generator = torch.Generator().manual_seed(0)
+    angles = torch.arange(20)[:, None] * torch.tensor([1.0, 0.1, 0.01])
+    query, key = torch.randn(2, 1, 1, 6, generator=generator)
+
+    def at(heads, position):
+        return reference.rotary(heads, angles.cos(), angles.sin(), torch.tensor([position]))
+
+    torch.testing.assert_close(at(query, 7).norm(), query.norm())
+    torch.testing.assert_close(
+        (at(query, 7) * at(key, 3)).sum(), (at(query, 15) * at(key, 11)).sum()
+    )

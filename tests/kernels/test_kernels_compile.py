@@ -1,0 +1,92 @@
+"""The kernels compile for real GPUs, though none is here: see benchmarks/kernel_table.py."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_testing import HAS_TRITON, NO_TRITON
+
+from benchmarks.kernel_table import SHARED_LIMITS, all_cases, default_cases, pairwise_cases, table
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason=NO_TRITON)
+
+
+def compile_selection(selection, tmp_path):
+    """The rows of the table, compiled in a process where triton compiles and not interprets."""
+    report = tmp_path / "rows.json"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_")}
+    command = [sys.executable, "-m", "benchmarks.kernel_table", "--select", selection]
+    child = subprocess.run(
+        [*command, "--jobs", "2", "--json", str(report)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+    return json.loads(report.read_text())
+
+
+def lines(rows):
+    return "\n".join(str(row) for row in rows)
+
+
+@pytest.mark.kernels
+@needs_triton
+def test_the_defaults_compile_spill_nothing_and_fit_their_targets(tmp_path):
+    rows = compile_selection("defaults", tmp_path)
+    assert len(rows) == len(default_cases())
+    wrong = [
+        row
+        for row in rows
+        if row["problem"]
+        or row["spilled_bytes"]
+        or not row["registers"]
+        or row["shared_bytes"] > SHARED_LIMITS[row["target"]]
+    ]
+    assert not wrong, lines(wrong)
+
+
+@pytest.mark.kernels
+@needs_triton
+def test_a_pairwise_selection_of_all_combinations_compiles_and_fits(tmp_path):
+    rows = compile_selection("pairwise", tmp_path)
+    wrong = [row for row in rows if row["problem"] or not row["registers"]]
+    assert len(rows) == len(pairwise_cases())
+    assert not wrong, lines(wrong)
+
+
+def test_the_defaults_are_those_most_models_run():
+    defaults = default_cases()
+    assert {case.target for case in defaults} == {"sm_80", "sm_90", "sm_120"}
+    assert {case.kernel for case in defaults} == {case.kernel for case in all_cases()}
+    assert {case.head_dim for case in defaults} == {64, 128}
+    assert {case.dtype for case in defaults} == {"bf16"}
+    assert {case.block_size for case in defaults} == {0, 16}  # 0: the kernel knows no blocks
+
+
+def test_any_two_values_of_the_combinations_meet_in_the_pairwise_selection():
+    def pairs(cases):
+        return {
+            (i, case[i], j, case[j])
+            for case in cases
+            if case.target != "gfx942"
+            for i in range(len(case))
+            for j in range(i)
+        }
+
+    assert pairs(pairwise_cases()) == pairs(all_cases())
+    assert len(pairwise_cases()) < 80
+
+
+def test_every_row_of_the_table_has_every_column():
+    row = {"kernel": "split", "target": "gfx942", "dtype": "bf16", "head_dim": 64}
+    from benchmarks.kernel_table import Row
+
+    text = table([Row(**row, block_size=16, problem="two\nlines"), Row(**row, block_size=0)])
+    assert {line.count("|") for line in text.splitlines()} == {11}
