@@ -15,17 +15,10 @@ import torch
 from minivllm.model.loader import resolve_model
 from minivllm.tokenizer import Tokenizer
 from tests import texts
-from tests.alignment import RecordingEngine
+from tests.alignment import Oracle, RecordingEngine
 from tests.tiny_models import VOCAB_SIZE, save_model
 
 NUM_TOKENS = 24
-
-
-@torch.inference_mode()
-def forced_logits(model, prompt, token_ids):
-    """Logits [len(token_ids), vocab] that each of token_ids was, or would be, chosen from."""
-    logits = model(torch.tensor([prompt + token_ids[:-1]])).logits[0, len(prompt) - 1 :]
-    return logits.float()
 
 
 def check_dtype(folder, dtype, prompts):
@@ -34,14 +27,14 @@ def check_dtype(folder, dtype, prompts):
 
     engine = RecordingEngine(folder, dtype=dtype)
     outputs = engine.run(prompts, NUM_TOKENS)
-    same = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-    exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    load = AutoModelForCausalLM.from_pretrained
+    same = Oracle(load(folder, dtype=getattr(torch, dtype)))
+    exact = Oracle(load(folder, dtype=torch.float32))
     rows = []
     for name, prompt in prompts.items():
         tokens = outputs[name].token_ids
-        theirs, true = forced_logits(same, prompt, tokens), forced_logits(exact, prompt, tokens)
-        ours = torch.stack([engine.logits[name, i] for i in range(NUM_TOKENS)])
-        rows.append((torch.tensor(tokens), ours, theirs, true))
+        theirs, true = same.logits(prompt, tokens), exact.logits(prompt, tokens)
+        rows.append((torch.tensor(tokens), engine.logits(name, NUM_TOKENS), theirs, true))
     tokens, ours, theirs, true = (torch.cat(part) for part in zip(*rows, strict=True))
     their_error = (theirs - true).abs().max()
     our_error = (ours - true).abs().max()
