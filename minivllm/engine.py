@@ -93,22 +93,8 @@ class LLMEngine:
         runner.init_kv(num_blocks, config.block_size)
         self.metrics = Metrics()
         trace = _trace(config, num_blocks, write_trace_line)
-        self.kv = KVCache(
-            num_blocks,
-            config.block_size,
-            max_idle_share=config.prefix_cache_max_share,
-            hash_function=config.hash_function,
-            metrics=self.metrics,
-            trace=trace,
-        )
-        self.scheduler = Scheduler(
-            self.kv,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_prefill_chunk=config.max_prefill_chunk,
-            metrics=self.metrics,
-            trace=trace,
-        )
+        self.kv = KVCache(num_blocks, config, self.metrics, trace)
+        self.scheduler = Scheduler(self.kv, config, self.metrics, trace)
         self._requests: dict[str, _Request] = {}
         self._num_arrivals = 0
         self._num_weight_loads = 0
@@ -299,29 +285,16 @@ class LLMEngine:
 
     def stats(self) -> dict[str, int | float]:
         """Return counters since the start (see core/metrics.py) and the pool as it is now."""
-        metrics, kv, scheduler = self.metrics, self.kv, self.scheduler
+        kv, idle = self.kv, self.kv.cache.num_idle
         block_bytes = self.runner.kv_bytes_per_block(self.config.block_size)
-        return {
-            "steps": metrics.steps,
-            "num_waiting": len(scheduler.waiting),
-            "num_running": len(scheduler.running),
-            "preemptions": metrics.preemptions,
-            "prompt_tokens_computed": metrics.prompt_tokens_computed,
-            "generated_tokens": metrics.generated_tokens,
-            "prefix_query_tokens": metrics.prefix_query_tokens,
-            "prefix_hit_tokens": metrics.prefix_hit_tokens,
-            "prefix_hit_rate": metrics.prefix_hit_rate,
-            "resumed_query_tokens": metrics.resumed_query_tokens,
-            "resumed_hit_tokens": metrics.resumed_hit_tokens,
-            "mean_cached_prefix_tokens": metrics.mean_cached_prefix_tokens,
-            "evicted_blocks": metrics.evicted_blocks,
+        return self.metrics.as_dict() | {
+            "num_waiting": len(self.scheduler.waiting),
+            "num_running": len(self.scheduler.running),
             "blocks_free": kv.blocks.num_free,
-            "blocks_cached_idle": kv.cache.num_idle,
+            "blocks_cached_idle": idle,
             "blocks_in_use": kv.num_in_use,
-            "kv_bytes_cached_idle": kv.cache.num_idle * block_bytes,
+            "kv_bytes_cached_idle": idle * block_bytes,
             "kv_bytes_in_use": kv.num_in_use * block_bytes,
-            "lookup_seconds": metrics.lookup_seconds,
-            "publish_seconds": metrics.publish_seconds,
         }
 
     # What the methods are made of

@@ -2,6 +2,7 @@
 
 import pytest
 
+from minivllm.config import EngineConfig
 from minivllm.core.invariants import check_pool
 from minivllm.core.kv_cache import KVCache
 from minivllm.core.sequence import CachePolicy, Sequence
@@ -12,7 +13,7 @@ class Pool:
     """A KVCache of block size 4, and the sequences that live in it."""
 
     def __init__(self, num_blocks=8, **options):
-        self.kv = KVCache(num_blocks, 4, **options)
+        self.kv = KVCache(num_blocks, EngineConfig(block_size=4, **options))
         self.holders = []
         self.num_arrivals = 0
 
@@ -182,7 +183,7 @@ def test_using_a_prefix_makes_it_young_again():
 
 
 def test_the_cap_limits_what_stays_cached_while_nobody_uses_it():
-    pool = Pool(num_blocks=8, max_idle_share=0.25)
+    pool = Pool(num_blocks=8, prefix_cache_max_share=0.25)
     sequence = pool.compute(range(16))
     assert len(pool.kv.cache) == 4, "in use is not idle"
     pool.free(sequence)
@@ -192,7 +193,7 @@ def test_the_cap_limits_what_stays_cached_while_nobody_uses_it():
 
 
 def test_a_cap_of_zero_still_shares_between_live_sequences():
-    pool = Pool(max_idle_share=0.0)
+    pool = Pool(prefix_cache_max_share=0.0)
     first = pool.compute(range(9))
     second = pool.compute(range(9))
     assert first.block_table[:2] == second.block_table[:2]

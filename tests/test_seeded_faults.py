@@ -118,7 +118,7 @@ def drop_sampled_tokens_on_preemption(original):
 
 def preempt_without_freeing(original):
     def preempt(self, sequence):
-        self._step.pop(sequence, None)
+        self.scheduled.pop(sequence, None)
         self.running.remove(sequence)
         sequence.state = SequenceState.WAITING
         self.waiting.insert(0, sequence)

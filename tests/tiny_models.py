@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,13 @@ def save_model(variant: str, folder: Path, *, seed: int = 0, **save_options: Any
     model = make_model(variant, seed)
     model.save_pretrained(folder, **save_options)
     return model
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread: on a busy machine two that wait for each other at every
+    tiny operation take a hundred times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

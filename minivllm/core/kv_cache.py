@@ -14,12 +14,8 @@ from __future__ import annotations
 from time import perf_counter
 from typing import NamedTuple
 
-from minivllm.core.block_keys import (
-    BlockKeyChain,
-    HashFunction,
-    default_hash,
-    encode_key_fields,
-)
+from minivllm.config import EngineConfig
+from minivllm.core.block_keys import BlockKey, BlockKeyChain, default_hash, encode_key_fields
 from minivllm.core.block_manager import BlockManager, blocks_for
 from minivllm.core.in_flight import InFlight
 from minivllm.core.metrics import Metrics
@@ -49,19 +45,16 @@ class KVCache:
     def __init__(
         self,
         num_blocks: int,
-        block_size: int,
-        *,
-        max_idle_share: float = 1.0,
-        hash_function: HashFunction | None = None,
+        config: EngineConfig,
         metrics: Metrics | None = None,
         trace: Trace | None = None,
     ) -> None:
-        self.block_size = block_size
+        self.block_size = config.block_size
         self.blocks = BlockManager(num_blocks)
         self.cache = PrefixCache()
         self.in_flight = InFlight()
-        self._max_idle = int(max_idle_share * num_blocks)
-        self._hash = hash_function or default_hash
+        self._max_idle = int(config.prefix_cache_max_share * num_blocks)
+        self._hash = config.hash_function or default_hash
         self._metrics = metrics or Metrics()
         self._trace = trace or Trace()
 
@@ -157,7 +150,7 @@ class KVCache:
         for _ in range(num_missing):
             block = self.blocks.take()
             sequence.block_table.append(block)
-            self._trace.block("allocate", block, 1, sequence)
+            self._note("allocate", block, sequence)
         self._announce(sequence)
         return True
 
@@ -168,7 +161,7 @@ class KVCache:
         block's KV is written (I6). Block size 4: end = 7 publishes block 0, end = 8 blocks 0
         and 1, although the sequence may know more tokens than are computed.
         """
-        self._trace.write(sequence, sequence.num_computed_tokens, end)
+        self._trace.record("write", sequence, start=sequence.num_computed_tokens, end=end)
         sequence.num_computed_tokens = end
         if self._will_publish(sequence) and self._num_publishable(sequence) > len(
             sequence.cached_blocks
@@ -224,11 +217,11 @@ class KVCache:
 
     def _reference(self, sequence: Sequence, hits: list[CachedBlock]) -> None:
         for hit in hits:
-            count = self.blocks.reference(hit.block)
+            self.blocks.reference(hit.block)
             self.cache.mark_used(hit.block)
             sequence.block_table.append(hit.block)
             sequence.cached_blocks.append(hit)
-            self._trace.block("reference", hit.block, count, sequence, hit.key)
+            self._note("reference", hit.block, sequence, hit.key)
         sequence.num_computed_tokens += len(hits) * self.block_size
 
     def _announce(self, sequence: Sequence) -> None:
@@ -241,12 +234,18 @@ class KVCache:
     def _make_room(self, num_blocks: int) -> None:
         while self.blocks.num_free < num_blocks:
             self._evict("evict")
-            self._metrics.evicted_blocks += 1
 
     def _evict(self, event: str) -> None:
         cached = self.cache.forget_oldest()
-        count = self.blocks.release(cached.block)
-        self._trace.block(event, cached.block, count, None, cached.key)
+        self._metrics.evicted_blocks += event == "evict"
+        self.blocks.release(cached.block)
+        self._note(event, cached.block, None, cached.key)
+
+    def _note(
+        self, event: str, block: int, sequence: Sequence | None, key: BlockKey | None = None
+    ) -> None:
+        count = self.blocks.ref_counts[block]
+        self._trace.record(event, sequence, block=block, ref_count=count, key=key)
 
     def _publish(self, sequence: Sequence, end_block: int) -> None:
         """Make blocks [len(cached_blocks), end_block) findable; one key, one block."""
@@ -263,8 +262,8 @@ class KVCache:
                 break
             sequence.cached_blocks.append(cached)
             if cached.block == block:
-                count = self.blocks.reference(block)
-                self._trace.block("publish", block, count, sequence, cached.key)
+                self.blocks.reference(block)
+                self._note("publish", block, sequence, cached.key)
             else:
                 self._swap(sequence, i, cached)
         self.in_flight.withdraw(sequence, first, end_block)
@@ -275,11 +274,12 @@ class KVCache:
         So whoever holds a cached block holds its parents, and none of them can be evicted
         before it.
         """
-        count = self.blocks.reference(cached.block)
+        self.blocks.reference(cached.block)
         self.cache.mark_used(cached.block)
         own, sequence.block_table[i] = sequence.block_table[i], cached.block
-        self._trace.block("swap", cached.block, count, sequence, cached.key)
-        self._trace.block("release", own, self.blocks.release(own), sequence)
+        self._note("swap", cached.block, sequence, cached.key)
+        self.blocks.release(own)
+        self._note("release", own, sequence)
 
     def _release(self, sequence: Sequence, keep: int) -> None:
         """Release the table down to its first `keep` blocks, tail first.
@@ -290,9 +290,8 @@ class KVCache:
             block = sequence.block_table.pop()
             count = self.blocks.release(block)
             cached = self.cache.at(block)
-            self._trace.block("release", block, count, sequence, cached.key if cached else None)
+            self._note("release", block, sequence, cached.key if cached else None)
             if count == 1 and cached is not None:
                 self.cache.mark_idle(block)
         while self.cache.num_idle > self._max_idle:
             self._evict("evict")
-            self._metrics.evicted_blocks += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(slots=True)
@@ -39,12 +39,17 @@ class Metrics:
     lookup_seconds: float = 0.0
     publish_seconds: float = 0.0
 
-    @property
-    def prefix_hit_rate(self) -> float:
-        """Share of looked-up prompt tokens that were found; 0 before the first lookup."""
-        return self.prefix_hit_tokens / max(self.prefix_query_tokens, 1)
+    def as_dict(self) -> dict[str, int | float]:
+        """The counters, and two figures made from them.
 
-    @property
-    def mean_cached_prefix_tokens(self) -> float:
-        """Tokens found per request that looked up; 0 before the first lookup."""
-        return self.prefix_hit_tokens / max(self.prefix_queries, 1)
+        prefix_hit_rate            share of looked-up prompt tokens that were found
+        mean_cached_prefix_tokens  tokens found per request that looked up
+
+        Both are 0 before the first lookup.
+        """
+        counters = asdict(self)
+        num_queries = counters.pop("prefix_queries")
+        return counters | {
+            "prefix_hit_rate": self.prefix_hit_tokens / max(self.prefix_query_tokens, 1),
+            "mean_cached_prefix_tokens": self.prefix_hit_tokens / max(num_queries, 1),
+        }

@@ -22,6 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from operator import attrgetter
 
+from minivllm.config import EngineConfig
 from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence
 from minivllm.core.kv_cache import KVCache
 from minivllm.core.metrics import Metrics
@@ -35,16 +36,14 @@ _by_arrival = attrgetter("arrival")
 class Scheduler:
     """Waiting and running sequences, each list in order of arrival, and the finished ones.
 
-    schedule() decides a step, then exactly one of commit() and roll_back() ends it.
+    schedule() decides a step, then exactly one of commit() and roll_back() ends it. Between them
+    `scheduled` maps each sequence of the step to the tokens it computes.
     """
 
     def __init__(
         self,
         kv: KVCache,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_prefill_chunk: int | None = None,
+        config: EngineConfig,
         metrics: Metrics | None = None,
         trace: Trace | None = None,
     ) -> None:
@@ -54,17 +53,17 @@ class Scheduler:
         self.finished: list[Sequence] = []
         self.metrics = metrics or Metrics()
         self._trace = trace or Trace()
-        self._budget = max_num_batched_tokens
+        self._budget = config.max_num_batched_tokens
         # More seats than budget would leave a decoding sequence without its token (I12).
-        self._max_running = min(max_num_seqs, max_num_batched_tokens)
-        self._max_chunk = min(max_prefill_chunk or max_num_batched_tokens, max_num_batched_tokens)
-        self._step: dict[Sequence, int] = {}
+        self._max_running = min(config.max_num_seqs, self._budget)
+        self._max_chunk = min(config.max_prefill_chunk or self._budget, self._budget)
+        self.scheduled: dict[Sequence, int] = {}
 
     # From outside
 
     def add(self, sequence: Sequence) -> None:
         """Let `sequence` wait for its turn. Its arrival number is the highest so far."""
-        self._trace.add(sequence)
+        self._trace.record("add", sequence)
         insort(self.waiting, sequence, key=_by_arrival)
 
     def finish(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
@@ -75,12 +74,12 @@ class Scheduler:
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
         sequence.error = error
-        self._trace.finish(sequence)
+        self._trace.record("abort" if reason == "abort" else "finish", sequence, reason=reason)
         self.finished.append(sequence)
 
     def schedule(self) -> ScheduledBatch:
         """Decide what to compute now. Empty only if nothing is left that could be computed."""
-        self._step = {}
+        self.scheduled = {}
         num_preemptions = self.metrics.preemptions
         decodes = [sequence for sequence in self.running if sequence.is_decoding]
         prefills = [sequence for sequence in self.running if not sequence.is_decoding]
@@ -89,16 +88,9 @@ class Scheduler:
                 self._schedule_running(sequence)
         if self.metrics.preemptions == num_preemptions:
             self._admit_waiting()
-        self._trace.step(
-            self.waiting,
-            self.running,
-            self._step,
-            self._budget_left(),
-            self.kv.blocks,
-            self.kv.cache,
-        )
+        self._trace.record("step", scheduler=self)
         return ScheduledBatch(
-            [_scheduled(sequence, num_tokens) for sequence, num_tokens in self._step.items()]
+            [_scheduled(sequence, num_tokens) for sequence, num_tokens in self.scheduled.items()]
         )
 
     def commit(self, sampled: list[SampledToken]) -> list[Sequence]:
@@ -109,7 +101,7 @@ class Scheduler:
         """
         tokens = iter(sampled)
         advanced = []
-        for sequence, num_tokens in self._step.items():
+        for sequence, num_tokens in self.scheduled.items():
             start = sequence.num_computed_tokens
             end = start + num_tokens
             self.kv.commit(sequence, end)
@@ -124,28 +116,30 @@ class Scheduler:
                 advanced.append(sequence)
         self.metrics.generated_tokens += len(advanced)
         self.metrics.steps += 1
-        self._step = {}
+        self.scheduled = {}
         return advanced
 
     def roll_back(self) -> None:
         """Undo the step: nothing was computed. Whoever was admitted stays, with its hits."""
-        for sequence in reversed(self._step):
+        for sequence in reversed(self.scheduled):
             self.kv.roll_back(sequence)
-        self._step = {}
+        self.scheduled = {}
+
+    @property
+    def budget_left(self) -> int:
+        """Tokens that this step may still charge."""
+        return self._budget - sum(self.scheduled.values())
 
     # One step
-
-    def _budget_left(self) -> int:
-        return self._budget - sum(self._step.values())
 
     def _schedule_running(self, sequence: Sequence) -> None:
         """Charge a running sequence, and preempt from the newest on until it has its blocks."""
         wanted = sequence.num_tokens - sequence.num_computed_tokens
-        num_tokens = min(wanted, self._budget_left(), self._max_chunk)
+        num_tokens = min(wanted, self.budget_left, self._max_chunk)
         if num_tokens == 0:
             return
         while not self.kv.allocate(sequence, num_tokens, []):
-            self._trace.refuse(sequence, num_tokens)
+            self._trace.record("refuse", sequence, num_new_tokens=num_tokens)
             victim = self.running[-1]
             if len(self.running) == 1:
                 self.finish(sequence, "error", self._outgrown(sequence))
@@ -153,30 +147,30 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return
-        self._step[sequence] = num_tokens
+        self.scheduled[sequence] = num_tokens
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take all blocks from a running sequence; it will recompute what the cache lost."""
-        self._step.pop(sequence, None)
+        self.scheduled.pop(sequence, None)
         self.running.remove(sequence)
         self.kv.free(sequence)
         sequence.state = SequenceState.WAITING
         insort(self.waiting, sequence, key=_by_arrival)
         self.metrics.preemptions += 1
-        self._trace.preempt(sequence)
+        self._trace.record("preempt", sequence, num_tokens=sequence.num_tokens)
 
     def _admit_waiting(self) -> None:
         """Admit from the front, passing over those whose prefix is being computed right now."""
         passed_over = []
         num_seen = 0
         for sequence in self.waiting:
-            if len(self.running) >= self._max_running or self._budget_left() == 0:
+            if len(self.running) >= self._max_running or self.budget_left == 0:
                 break
             match = self.kv.match(sequence)
-            self._trace.match(sequence, match.hits)
+            self._trace.record("match", sequence, num_tokens=sequence.num_tokens, blocks=match.hits)
             if match.in_flight:
                 passed_over.append(sequence)
-                self._trace.pass_over(sequence)
+                self._trace.record("pass_over", sequence)
             elif not self._admit(sequence, match.hits):
                 break
             num_seen += 1
@@ -190,15 +184,15 @@ class Scheduler:
         """
         num_cached = len(hits) * self.kv.block_size
         wanted = sequence.num_tokens - num_cached
-        num_tokens = min(wanted, self._budget_left(), self._max_chunk)
+        num_tokens = min(wanted, self.budget_left, self._max_chunk)
         if not self.kv.can_allocate(sequence, wanted, hits):
-            self._trace.refuse(sequence, wanted)
+            self._trace.record("refuse", sequence, num_new_tokens=wanted)
             return False
         self.kv.allocate(sequence, num_tokens, hits)
         self._count_lookup(sequence, num_cached)
         sequence.state = SequenceState.RUNNING
         insort(self.running, sequence, key=_by_arrival)
-        self._step[sequence] = num_tokens
+        self.scheduled[sequence] = num_tokens
         return True
 
     def _count_lookup(self, sequence: Sequence, num_cached: int) -> None:

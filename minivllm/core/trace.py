@@ -3,18 +3,27 @@
 Line 1 says how large the pool is. Then come events in the order in which they happen; a `step`
 line closes the scheduler's decisions of one step and shows the state they led to. What the step
 then wrote and published follows it. trace_schema.json beside this package describes each line.
+
+    add        a request was accepted and waits
+    match      a waiting sequence looked up its prefix; who waits looks up in every step
+    pass_over  it waits a step for blocks that another one is computing
+    refuse     the pool could not give the blocks to compute `num_new_tokens` more
+    allocate   it now holds a new block        reference  it now holds a block it found cached
+    write      the KV of [start, end) is written
+    publish    the cache holds a block of it, too
+    swap       it now holds the cached block in place of an equal one that it computed
+    release    it no longer holds a block      evict, reset  the cache no longer holds a block
+    preempt    it lost its blocks and waits again
+    finish     it ended, and why; an abort is an event of its own name
+    step       the scheduler has decided
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as ReadOnlySequence
+from collections.abc import Callable
 from typing import Any
 
-from minivllm.core.block_keys import BlockKey
-from minivllm.core.block_manager import BlockManager
-from minivllm.core.prefix_cache import CachedBlock, PrefixCache
 from minivllm.core.sequence import Sequence
 
 FORMAT = "minivllm-trace-1"
@@ -23,184 +32,99 @@ FORMAT = "minivllm-trace-1"
 class Trace:
     """The silent trace: core calls it at every event, and it does nothing."""
 
-    def add(self, sequence: Sequence) -> None:
-        """A request was accepted and waits."""
+    def record(self, event: str, sequence: Sequence | None = None, **details: Any) -> None:
+        """`event` happened to `sequence`, if it happened to one.
 
-    def match(self, sequence: Sequence, hits: ReadOnlySequence[CachedBlock]) -> None:
-        """A waiting sequence looked up its prefix and found `hits`."""
-
-    def pass_over(self, sequence: Sequence) -> None:
-        """A waiting sequence waits a step for blocks that another one is computing."""
-
-    def refuse(self, sequence: Sequence, num_new_tokens: int) -> None:
-        """The pool could not give the blocks to compute `num_new_tokens` more."""
-
-    def block(
-        self,
-        event: str,
-        block: int,
-        ref_count: int,
-        sequence: Sequence | None,
-        key: BlockKey | None = None,
-    ) -> None:
-        """`event` happened to `block`, whose count is now `ref_count`.
-
-        allocate, reference, swap: `sequence` now holds it; release: it no longer does;
-        publish: the cache holds it too; evict, reset: the cache no longer does (no sequence).
+        Block events bring `block`, the `ref_count` it has now, and its `key` if it has one. The
+        step event brings the scheduler. Nothing is worked out here, because no trace may be on.
         """
-
-    def write(self, sequence: Sequence, start: int, end: int) -> None:
-        """The KV of positions [start, end) is written."""
-
-    def preempt(self, sequence: Sequence) -> None:
-        """A running sequence lost its blocks and waits again."""
-
-    def finish(self, sequence: Sequence) -> None:
-        """A sequence ended; `finish_reason` says why. An abort is an event of its own name."""
-
-    def step(
-        self,
-        waiting: ReadOnlySequence[Sequence],
-        running: ReadOnlySequence[Sequence],
-        scheduled: Mapping[Sequence, int],
-        budget_left: int,
-        blocks: BlockManager,
-        cache: PrefixCache,
-    ) -> None:
-        """The scheduler has decided; `scheduled` maps sequences to tokens to compute."""
 
 
 class TraceRecorder(Trace):
     """Writes every event as one JSON line through `write_line`, which gets it without newline."""
 
-    def __init__(
-        self,
-        write_line: Callable[[str], object],
-        *,
-        block_size: int,
-        num_kv_blocks: int,
-        max_num_batched_tokens: int,
-    ) -> None:
+    def __init__(self, write_line: Callable[[str], object], **sizes: int) -> None:
+        """`sizes` are block_size, num_kv_blocks and max_num_batched_tokens."""
         self._write_line = write_line
         self._holders: dict[int, list[str]] = {}
         self._num_steps = 0
-        self._emit(
-            format=FORMAT,
-            block_size=block_size,
-            num_kv_blocks=num_kv_blocks,
-            max_num_batched_tokens=max_num_batched_tokens,
-        )
+        self._emit({"format": FORMAT, **sizes})
 
-    def add(self, sequence: Sequence) -> None:
-        """Write the tokens and what the request may do with the cache."""
-        policy = sequence.policy
-        self._emit(
-            event="add",
-            sequence=sequence.name,
-            request=sequence.request_id,
-            token_ids=list(sequence.token_ids),
-            cache_read=policy.read,
-            cache_write=policy.write,
-            cacheable_tokens=policy.cacheable_tokens,
-            key_fields=[repr(field) for field in policy.key_fields],
-        )
+    def record(self, event: str, sequence: Sequence | None = None, **details: Any) -> None:
+        """Write one line: the event, whose it is, and what a reader wants to know of it."""
+        line: dict[str, Any] = {"event": event}
+        if event == "step":
+            self._emit(line | self._state(details["scheduler"]))
+            return
+        line["sequence"] = sequence.name if sequence else None
+        if "block" in details:
+            details |= self._block(event, line["sequence"], **details)
+        elif event == "match":
+            details["blocks"] = [hit.block for hit in details["blocks"]]
+        elif event == "write" and sequence:
+            details["blocks"] = _blocks_written(sequence, **details)
+        elif event == "add" and sequence:
+            details = _added(sequence)
+        elif event in ("finish", "abort") and sequence:
+            details["output_token_ids"] = sequence.output_token_ids
+        self._emit(line | details)
 
-    def match(self, sequence: Sequence, hits: ReadOnlySequence[CachedBlock]) -> None:
-        """Write the blocks found, head first."""
-        self._emit(
-            event="match",
-            sequence=sequence.name,
-            num_tokens=sequence.num_tokens,
-            blocks=[hit.block for hit in hits],
-        )
-
-    def pass_over(self, sequence: Sequence) -> None:
-        """Write who waits."""
-        self._emit(event="pass_over", sequence=sequence.name)
-
-    def refuse(self, sequence: Sequence, num_new_tokens: int) -> None:
-        """Write who was refused, and for how much."""
-        self._emit(event="refuse", sequence=sequence.name, num_new_tokens=num_new_tokens)
-
-    def block(
-        self,
-        event: str,
-        block: int,
-        ref_count: int,
-        sequence: Sequence | None,
-        key: BlockKey | None = None,
-    ) -> None:
-        """Write the block's count, its holders, and its key where it has one."""
+    def _block(
+        self, event: str, name: str | None, *, block: int, key: Any = None, **_: Any
+    ) -> dict[str, Any]:
+        """Who holds the block after the event, and its key for a person."""
         holders = self._holders.setdefault(block, [])
-        if event in ("allocate", "reference", "swap") and sequence is not None:
-            holders.append(sequence.name)
-        elif event == "release" and sequence is not None:
-            holders.remove(sequence.name)
-        elif event == "publish":
-            holders.append("cache")
-        elif event in ("evict", "reset"):
-            holders.remove("cache")
-        self._emit(
-            event=event,
-            sequence=sequence.name if sequence else None,
-            block=block,
-            ref_count=ref_count,
-            holders=list(holders),
-            key=_readable(key.hash) if key else None,
-        )
+        if event in ("allocate", "reference", "swap", "publish"):
+            holders.append("cache" if event == "publish" else str(name))
+        else:
+            holders.remove("cache" if event in ("evict", "reset") else str(name))
+        return {"holders": list(holders), "key": None if key is None else _readable(key.hash)}
 
-    def write(self, sequence: Sequence, start: int, end: int) -> None:
-        """Write the positions, and the blocks they lie in."""
-        size = sequence.keys.block_size
-        blocks = sequence.block_table[start // size : (end - 1) // size + 1]
-        self._emit(event="write", sequence=sequence.name, start=start, end=end, blocks=blocks)
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Write who was preempted, and how many tokens it keeps."""
-        self._emit(event="preempt", sequence=sequence.name, num_tokens=sequence.num_tokens)
-
-    def finish(self, sequence: Sequence) -> None:
-        """Write why, and what was generated."""
-        self._emit(
-            event="abort" if sequence.finish_reason == "abort" else "finish",
-            sequence=sequence.name,
-            reason=sequence.finish_reason,
-            output_token_ids=sequence.output_token_ids,
-        )
-
-    def step(
-        self,
-        waiting: ReadOnlySequence[Sequence],
-        running: ReadOnlySequence[Sequence],
-        scheduled: Mapping[Sequence, int],
-        budget_left: int,
-        blocks: BlockManager,
-        cache: PrefixCache,
-    ) -> None:
-        """Write the queues, the work, and the order of the free list and of eviction."""
+    def _state(self, scheduler: Any) -> dict[str, Any]:
+        """The queues, the work, and the order of the free list and of eviction."""
         self._num_steps += 1
-        self._emit(
-            event="step",
-            step=self._num_steps,
-            waiting=[sequence.name for sequence in waiting],
-            running=[sequence.name for sequence in running],
-            scheduled=[
-                {
-                    "sequence": sequence.name,
-                    "start": sequence.num_computed_tokens,
-                    "end": sequence.num_computed_tokens + num_tokens,
-                    "cached": len(sequence.cached_blocks) * sequence.keys.block_size,
-                    "block_table": list(sequence.block_table),
-                }
-                for sequence, num_tokens in scheduled.items()
-            ],
-            budget_left=budget_left,
-            free=blocks.free_order(),
-            lru=cache.lru_order(),
-        )
+        return {
+            "step": self._num_steps,
+            "waiting": [sequence.name for sequence in scheduler.waiting],
+            "running": [sequence.name for sequence in scheduler.running],
+            "scheduled": [_scheduled(*item) for item in scheduler.scheduled.items()],
+            "budget_left": scheduler.budget_left,
+            "free": scheduler.kv.blocks.free_order(),
+            "lru": scheduler.kv.cache.lru_order(),
+        }
 
-    def _emit(self, **line: Any) -> None:
+    def _emit(self, line: dict[str, Any]) -> None:
         self._write_line(json.dumps(line, separators=(",", ":")))
+
+
+def _added(sequence: Sequence) -> dict[str, Any]:
+    """The tokens of a request, and what it may do with the cache."""
+    policy = sequence.policy
+    return {
+        "request": sequence.request_id,
+        "token_ids": list(sequence.token_ids),
+        "cache_read": policy.read,
+        "cache_write": policy.write,
+        "cacheable_tokens": policy.cacheable_tokens,
+        "key_fields": [repr(field) for field in policy.key_fields],
+    }
+
+
+def _scheduled(sequence: Sequence, num_tokens: int) -> dict[str, Any]:
+    """What a sequence computes in this step: [start, end), of which `cached` were found."""
+    return {
+        "sequence": sequence.name,
+        "start": sequence.num_computed_tokens,
+        "end": sequence.num_computed_tokens + num_tokens,
+        "cached": len(sequence.cached_blocks) * sequence.keys.block_size,
+        "block_table": list(sequence.block_table),
+    }
+
+
+def _blocks_written(sequence: Sequence, start: int, end: int) -> list[int]:
+    """The blocks that the positions [start, end) lie in."""
+    size = sequence.keys.block_size
+    return sequence.block_table[start // size : (end - 1) // size + 1]
 
 
 def _readable(key_hash: Any) -> str:

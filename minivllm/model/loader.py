@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from minivllm.config import DEFAULT_MODEL
-from minivllm.errors import ModelError
+from minivllm.errors import ModelError, UnsupportedModelError
 from minivllm.model.download import ensure_default_model
 from minivllm.model.model_config import (
     WEIGHT_DTYPES,
@@ -23,6 +23,8 @@ from minivllm.model.model_config import (
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+# Stored by some though others determine them: frequencies, and the head where it is tied.
+_DERIVED_TENSOR = re.compile(r".*\.rotary_emb\.inv_freq|lm_head\.weight")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
@@ -51,13 +53,16 @@ def _from_hub(hub_id: str) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
+        path = huggingface_hub.snapshot_download(
+            hub_id, allow_patterns=list(_HUB_FILES), ignore_patterns=["*/*"]
+        )
     except Exception as error:  # the hub client raises its own, httpx's and the system's errors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ModelError(
             f"model is {hub_id!r}: no such folder here, and the hub did not give it"
             f" ({type(error).__name__}: {reason})"
         ) from error
+    return Path(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +111,14 @@ class Checkpoint:
             self._handles[path] = _open_weights(path)
             self._file_of.update(dict.fromkeys(self._handles[path].keys(), path))
         self._folder = folder
+        self._unused = set(self._file_of)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor `name`; ModelError names the file if it is missing, misshapen or not float."""
         path = self._file_of.get(name)
         if path is None:
             raise ModelError(f"{self._folder} has no tensor {name} of shape {list(shape)}")
+        self._unused.discard(name)
         tensor: torch.Tensor = self._handles[path].get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(
@@ -124,6 +131,15 @@ class Checkpoint:
                 f" {', '.join(WEIGHT_DTYPES)}"
             )
         return tensor.to(self._device, self._dtype)
+
+    def check_all_used(self) -> None:
+        """Refuse a tensor nobody took: a bias that config.json does not mention, for example."""
+        for name in sorted(self._unused):
+            if not _DERIVED_TENSOR.fullmatch(name):
+                raise UnsupportedModelError(
+                    f"{self._file_of[name]}: tensor {name} has no place in the network that"
+                    " config.json describes"
+                )
 
 
 def _weight_files(folder: Path) -> list[Path]:

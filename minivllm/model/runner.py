@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 
@@ -64,10 +65,13 @@ class ModelRunner:
         Raises ModelError, and keeps the old weights, if they cannot be read or do not fit.
         """
         folder = ModelFolder.open(resolve_model(path))
-        if folder.config != self.model_config:
-            raise ModelError(
-                f"{path} holds another network: {folder.config}; loaded is {self.model_config}"
-            )
+        differences = [
+            f"{name} is {new!r}, not {old!r}"
+            for name, new in asdict(folder.config).items()
+            if new != (old := asdict(self.model_config)[name])
+        ]
+        if differences:
+            raise ModelError(f"{path} holds another network: {'; '.join(differences)}")
         self._decoder = self._build(folder)
 
     def kv_bytes_per_block(self, block_size: int) -> int:
@@ -104,7 +108,9 @@ class ModelRunner:
 
     def _build(self, folder: ModelFolder) -> Decoder:
         checkpoint = Checkpoint(folder.path, self.device, self.dtype)
-        return Decoder(folder.config, checkpoint, DenseLinear)
+        decoder = Decoder(folder.config, checkpoint, DenseLinear)
+        checkpoint.check_all_used()
+        return decoder
 
     def _compute(self, sequences: list[ScheduledSequence]) -> tuple[torch.Tensor, ...]:
         """Each sequence's hidden states at its positions [start, end): [end - start, hidden]."""
