@@ -52,14 +52,13 @@ class TextDecoder(Protocol):
 
 
 @dataclass(slots=True)
-class _Request:
-    """What the engine remembers of a request until its last output is returned."""
+class _Branch:
+    """What the engine remembers of one output until it is returned; times in seconds."""
 
-    sequences: list[Sequence]
-    detokenizers: list[Detokenizer] | None
+    detokenizer: Detokenizer
+    sequence: Sequence
     added_at: float
-    num_unreturned: int
-    first_token_after: list[float | None]
+    first_token_after: float | None = None
 
 
 class LLMEngine:
@@ -92,10 +91,12 @@ class LLMEngine:
         num_blocks = _num_kv_blocks(config, runner)
         runner.init_kv(num_blocks, config.block_size)
         self.metrics = Metrics()
-        trace = _trace(config, num_blocks, write_trace_line)
+        trace = Trace()
+        if write_trace_line is not None:
+            trace = TraceRecorder(write_trace_line, config, num_blocks)
         self.kv = KVCache(num_blocks, config, self.metrics, trace)
         self.scheduler = Scheduler(self.kv, config, self.metrics, trace)
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, dict[int, _Branch]] = {}
         self._num_arrivals = 0
         self._num_weight_loads = 0
 
@@ -111,9 +112,8 @@ class LLMEngine:
         num_tokens, size, pool = len(token_ids), self.config.block_size, self.kv.num_blocks
         if num_tokens >= self.max_model_len:
             raise InvalidRequestError(
-                f"prompt has {num_tokens:,} tokens; the model takes {self.max_model_len:,} tokens,"
-                f" prompt and output together: shorten the prompt to at most"
-                f" {self.max_model_len - 1:,}"
+                f"prompt has {num_tokens:,} tokens; the model takes {self.max_model_len:,}, prompt"
+                f" and output together: shorten the prompt to at most {self.max_model_len - 1:,}"
             )
         if not self.kv.can_ever_hold(num_tokens):
             raise InvalidRequestError(
@@ -123,8 +123,8 @@ class LLMEngine:
             )
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(
-                f"stop is {params.stop!r}, but the engine has no tokenizer to see text with;"
-                " give LLMEngine a tokenizer or use stop_token_ids"
+                f"stop is {params.stop!r}, but the engine has no tokenizer; give it one"
+                " or use stop_token_ids"
             )
         return token_ids
 
@@ -180,9 +180,9 @@ class LLMEngine:
         """
         if request_id not in self._requests:
             raise UnknownRequestError(f"no live request has the id {request_id!r}")
-        for sequence in self._requests[request_id].sequences:
-            if sequence.state is not SequenceState.FINISHED:
-                self.scheduler.finish(sequence, "abort")
+        for branch in self._requests[request_id].values():
+            if branch.sequence.state is not SequenceState.FINISHED:
+                self.scheduler.finish(branch.sequence, "abort")
 
     def has_unfinished_requests(self) -> bool:
         """True while step() has something to compute or to return."""
@@ -213,9 +213,10 @@ class LLMEngine:
             raise RunnerError("no sequence could be scheduled, and none has ended (I11)")
         if self.config.debug_checks:
             check_between_steps(scheduler)
-        ended = [s for s in scheduler.finished if s not in set(advanced)]
+        # One output each, in this order, also for those that gained a token and ended.
+        changed = dict.fromkeys(advanced + scheduler.finished)
         scheduler.finished.clear()
-        return [self._output(sequence) for sequence in advanced + ended]
+        return [self._output(sequence) for sequence in changed]
 
     def _execute(self, batch: ScheduledBatch) -> list[SampledToken]:
         """Let the runner compute; whatever goes wrong, undo the step before it is raised."""
@@ -248,15 +249,13 @@ class LLMEngine:
 
     def _take_token(self, sequence: Sequence) -> None:
         """Note the time of a first token, grow the text, and end the sequence if it is done."""
-        request = self._requests[sequence.request_id]
-        if request.first_token_after[sequence.index] is None:
-            request.first_token_after[sequence.index] = time.perf_counter() - request.added_at
+        branch = self._requests[sequence.request_id][sequence.index]
+        if branch.first_token_after is None:
+            branch.first_token_after = time.perf_counter() - branch.added_at
         reason = sequence.stop_reason(self.runner.eos_token_ids, self.max_model_len)
-        if reason != "stop" and request.detokenizers is not None:
-            detokenizer = request.detokenizers[sequence.index]
-            detokenizer.append(sequence.token_ids[-1])
-            if detokenizer.stopped:
-                reason = "stop"
+        if reason != "stop":
+            branch.detokenizer.append(sequence.token_ids[-1])
+            reason = "stop" if branch.detokenizer.stopped else reason
         if reason is not None:
             self.scheduler.finish(sequence, reason)
 
@@ -303,11 +302,11 @@ class LLMEngine:
         self, request_id: str, token_ids: list[int], params: SamplingParams, policy: CachePolicy
     ) -> None:
         """Make the n sequences of a request. They share the prompt's log-probabilities."""
-        prompt_logprobs: dict[int, TokenLogprobs] | None = (
-            None if params.prompt_logprobs is None else {}
-        )
-        sequences = [
-            Sequence(
+        prompt_logprobs: dict[int, TokenLogprobs] = {}
+        wants_prompt_logprobs = params.prompt_logprobs is not None
+        branches = self._requests[request_id] = {}
+        for index in range(params.n):
+            sequence = Sequence(
                 request_id=request_id,
                 index=index,
                 token_ids=list(token_ids),
@@ -315,45 +314,36 @@ class LLMEngine:
                 params=params,
                 policy=policy,
                 keys=self.kv.new_keys(policy),
-                arrival=self._num_arrivals + index,
-                prompt_logprobs=prompt_logprobs,
+                arrival=self._num_arrivals,
+                prompt_logprobs=prompt_logprobs if wants_prompt_logprobs else None,
             )
-            for index in range(params.n)
-        ]
-        self._num_arrivals += params.n
-        detokenizers = None
-        if self.tokenizer is not None:
-            decode = self.tokenizer.decode
-            detokenizers = [Detokenizer(decode, params.stop, params.min_tokens) for _ in sequences]
-        self._requests[request_id] = _Request(
-            sequences, detokenizers, time.perf_counter(), params.n, [None] * params.n
-        )
-        for sequence in sequences:
+            self._num_arrivals += 1
+            detokenizer = Detokenizer(self._decode, params.stop, params.min_tokens)
+            branches[index] = _Branch(detokenizer, sequence, time.perf_counter())
             self.scheduler.add(sequence)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)
 
     def _output(self, sequence: Sequence) -> RequestOutput:
         """What `sequence` has come to; the request is forgotten with its last finished output."""
-        request = self._requests[sequence.request_id]
-        text = ""
-        if request.detokenizers is not None:
-            detokenizer = request.detokenizers[sequence.index]
-            if sequence.finish_reason is not None:
-                detokenizer.finish()
-            text = detokenizer.text
+        branches = self._requests[sequence.request_id]
+        branch = branches[sequence.index]
         if sequence.finish_reason is not None:
-            request.num_unreturned -= 1
-            if request.num_unreturned == 0:
+            branch.detokenizer.finish()
+            del branches[sequence.index]
+            if not branches:
                 del self._requests[sequence.request_id]
         return RequestOutput(
             request_id=sequence.request_id,
             index=sequence.index,
             token_ids=sequence.output_token_ids,
-            text=text,
+            text=branch.detokenizer.text,
             finish_reason=sequence.finish_reason,
             error=sequence.error,
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_cached_tokens=sequence.num_cached_tokens or 0,
-            time_to_first_token=request.first_token_after[sequence.index],
+            time_to_first_token=branch.first_token_after,
             logprobs=None if sequence.params.logprobs is None else list(sequence.logprobs),
             prompt_logprobs=_prompt_logprobs(sequence),
         )
@@ -389,9 +379,8 @@ def _token_ids(prompt: Iterable[int]) -> list[int]:
 
 def _with_seed(params: SamplingParams) -> SamplingParams:
     """Draw a seed now, so that a preempted sequence would draw the same tokens again."""
-    if params.seed is not None:
-        return params
-    return replace(params, seed=secrets.randbelow(2**63))
+    seed = secrets.randbelow(2**63) if params.seed is None else params.seed
+    return replace(params, seed=seed)
 
 
 def _prompt_logprobs(sequence: Sequence) -> list[TokenLogprobs | None] | None:
@@ -404,9 +393,7 @@ def _prompt_logprobs(sequence: Sequence) -> list[TokenLogprobs | None] | None:
 
 def _max_model_len(config: EngineConfig, runner: Runner) -> int:
     """Return the smaller of what is asked for and what the model can; more is refused."""
-    wanted = config.max_model_len
-    if wanted is None:
-        return runner.max_model_len
+    wanted = config.max_model_len or runner.max_model_len
     if wanted > runner.max_model_len:
         raise ConfigError(
             f"max_model_len is {wanted:,}; the model takes at most {runner.max_model_len:,} tokens"
@@ -426,16 +413,3 @@ def _num_kv_blocks(config: EngineConfig, runner: Runner) -> int:
             f" {config.block_size} tokens takes {block_bytes:,} bytes"
         )
     return num_bytes // block_bytes
-
-
-def _trace(
-    config: EngineConfig, num_blocks: int, write_line: Callable[[str], object] | None
-) -> Trace:
-    if write_line is None:
-        return Trace()
-    return TraceRecorder(
-        write_line,
-        block_size=config.block_size,
-        num_kv_blocks=num_blocks,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-    )

@@ -24,6 +24,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from minivllm.config import EngineConfig
 from minivllm.core.sequence import Sequence
 
 FORMAT = "minivllm-trace-1"
@@ -43,12 +44,20 @@ class Trace:
 class TraceRecorder(Trace):
     """Writes every event as one JSON line through `write_line`, which gets it without newline."""
 
-    def __init__(self, write_line: Callable[[str], object], **sizes: int) -> None:
-        """`sizes` are block_size, num_kv_blocks and max_num_batched_tokens."""
+    def __init__(
+        self, write_line: Callable[[str], object], config: EngineConfig, num_kv_blocks: int
+    ) -> None:
         self._write_line = write_line
         self._holders: dict[int, list[str]] = {}
         self._num_steps = 0
-        self._emit({"format": FORMAT, **sizes})
+        self._emit(
+            {
+                "format": FORMAT,
+                "block_size": config.block_size,
+                "num_kv_blocks": num_kv_blocks,
+                "max_num_batched_tokens": config.max_num_batched_tokens,
+            }
+        )
 
     def record(self, event: str, sequence: Sequence | None = None, **details: Any) -> None:
         """Write one line: the event, whose it is, and what a reader wants to know of it."""
