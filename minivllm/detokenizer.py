@@ -47,7 +47,7 @@ class Detokenizer:
         self.text = ""
         self.stop_string: str | None = None
         self._settling = _SettlingText(decode)
-        self._matchers = [_StopMatcher(string) for string in stop]
+        self._stop = stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._held = ""
@@ -78,20 +78,28 @@ class Detokenizer:
 
     def _give(self, new: str) -> str:
         """Add settled text; returns what may be shown of it and of what was held."""
-        held_and_new = self._held + new
-        for end, character in enumerate(new, start=len(self._held) + 1):
-            found = self._longest_match(character)
-            if found and self._num_tokens > self._min_tokens:
-                self.stop_string = found
-                self._held = held_and_new[: end - len(found)]
-                return self._give_held()
-        self._held = held_and_new
-        return self._give_held(but=max((m.num_matched for m in self._matchers), default=0))
+        text = self._held + new
+        match = self._first_match(text)
+        if match and self._num_tokens > self._min_tokens:
+            end, _, self.stop_string = match
+            self._held = text[: end - len(self.stop_string)]
+            return self._give_held()
+        self._held = text
+        return self._give_held(
+            but=max((_overlap(text, string) for string in self._stop), default=0)
+        )
 
-    def _longest_match(self, character: str) -> str | None:
-        """The longest stop string that ends with this character: of those it starts first."""
-        matched = [m.string for m in self._matchers if m.advance(character)]
-        return max(matched, key=len, default=None)
+    def _first_match(self, text: str) -> tuple[int, int, str] | None:
+        """(end, -length, string) of the stop string that ends first: of those it starts first.
+
+        One that ends within what was held already has been seen, and was too early.
+        """
+        matches = []
+        for string in self._stop:
+            start = text.find(string, max(0, len(self._held) - len(string) + 1))
+            if start >= 0:
+                matches.append((start + len(string), -len(string), string))
+        return min(matches, default=None)
 
     def _give_held(self, but: int = 0) -> str:
         """Give out all that is held but the last `but` characters."""
@@ -101,40 +109,10 @@ class Detokenizer:
         return given
 
 
-class _StopMatcher:
-    """Follows one string through a text, in constant time a character (amortised).
-
-    num_matched is the length of the longest beginning of `string`, short of all of it, that the
-    text ends with (Knuth, Morris and Pratt 1977).
-
-    string   a  a  b            text      a  a  a  b
-    border   0  1  0            matched   1  2  2  3: found
-    """
-
-    def __init__(self, string: str) -> None:
-        self.string = string
-        self.num_matched = 0
-        self._borders: list[int] = []
-        for character in string:
-            self._borders.append(self._longer(character) if self._borders else 0)
-            self.num_matched = self._borders[-1]
-        self.num_matched = 0
-
-    def advance(self, character: str) -> bool:
-        """Take the text's next character; True if `string` ends with it."""
-        self.num_matched = self._longer(character)
-        found = self.num_matched == len(self.string)
-        if found:
-            self.num_matched = self._borders[-1]
-        return found
-
-    def _longer(self, character: str) -> int:
-        """The match's length after `character`: one longer, or a shorter match that fits it."""
-        length = self.num_matched
-        while length and self.string[length] != character:
-            # The next shorter beginning of the string that the text ends with too.
-            length = self._borders[length - 1]
-        return length + (self.string[length] == character)
+def _overlap(text: str, string: str) -> int:
+    """Characters at the end of `text` that may be the beginning of `string`."""
+    lengths = range(min(len(string) - 1, len(text)), 0, -1)
+    return next((n for n in lengths if text.endswith(string[:n])), 0)
 
 
 class _SettlingText:

@@ -1,5 +1,7 @@
 """A conversation on the real model: each turn finds all earlier ones in the cache."""
 
+from itertools import pairwise
+
 import pytest
 
 from minivllm import LLM, SamplingParams
@@ -39,7 +41,7 @@ def test_the_streamed_parts_joined_are_the_whole_and_hold_no_half_character(llm)
     prompt = "Emoji: 🙂🙃😀 Chinese: 你好世界 "
     params = SamplingParams(max_tokens=40, temperature=1.3, seed=3, ignore_eos=True)
     texts = [output.text for output in llm.stream(prompt, params)]
-    for shorter, longer in zip(texts, texts[1:], strict=False):
+    for shorter, longer in pairwise(texts):
         assert longer.startswith(shorter)
     (whole,) = llm.generate([prompt], params)
     assert texts[-1] == whole.text
