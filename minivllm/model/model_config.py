@@ -7,7 +7,7 @@ The field names and defaults are those of transformers' LlamaConfig, Qwen2Config
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,7 @@ from minivllm.errors import ModelError, UnsupportedModelError
 
 Json = Mapping[str, Any]
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
+ARCHITECTURES = {f"{name}ForCausalLM": name.lower() for name in ("Llama", "Qwen2", "Qwen3")}
 ROPE_TYPES = ("default", "llama3")
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = ("silu", "swish")  # two names of one function
@@ -88,6 +84,7 @@ class ModelConfig:
         _refuse_unsupported(config)
         num_heads = _positive_int(config, "num_attention_heads")
         num_kv_heads = _num_kv_heads(config, model_type, num_heads)
+        max_positions = _DEFAULT_MAX_POSITIONS[model_type]
         attention_bias = bool(config.get("attention_bias", False))
         return cls(
             model_type=model_type,
@@ -98,9 +95,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=_head_dim(config, model_type, num_heads),
-            max_position_embeddings=_positive_int(
-                config, "max_position_embeddings", _DEFAULT_MAX_POSITIONS[model_type]
-            ),
+            max_position_embeddings=_positive_int(config, "max_position_embeddings", max_positions),
             rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
             rope=_rope(config),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -127,9 +122,7 @@ def weight_dtype(config: Json) -> str:
     """The dtype the checkpoint was saved in; config.json calls it dtype or torch_dtype."""
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     if dtype not in WEIGHT_DTYPES:
-        raise UnsupportedModelError(
-            f"dtype {dtype!r} is not supported; supported are {', '.join(WEIGHT_DTYPES)}"
-        )
+        raise _unsupported(f"dtype {dtype!r}", WEIGHT_DTYPES)
     return str(dtype)
 
 
@@ -153,35 +146,26 @@ def _model_type(config: Json) -> str:
     name = names[0] if isinstance(names, list) and names else None
     by_type = config.get("model_type") if name is None else ARCHITECTURES.get(name)
     if by_type not in ARCHITECTURES.values():
-        raise UnsupportedModelError(
-            f"architecture {name or config.get('model_type')!r} is not supported;"
-            f" supported are {', '.join(ARCHITECTURES)}"
-        )
+        raise _unsupported(f"architecture {name or config.get('model_type')!r}", ARCHITECTURES)
     return str(by_type)
 
 
 def _refuse_unsupported(config: Json) -> None:
     """Refuse what would change the computation and is not implemented."""
     if config.get("quantization_config"):
-        raise UnsupportedModelError(
-            "quantization_config: quantised weights are not supported;"
-            f" supported are {', '.join(WEIGHT_DTYPES)}"
-        )
+        raise _unsupported("quantization_config: quantised weights", WEIGHT_DTYPES)
     if config.get("use_sliding_window"):
-        raise UnsupportedModelError(
-            "use_sliding_window: sliding windows are not supported; supported is full attention"
-        )
+        raise _unsupported("use_sliding_window: a sliding window", ["full attention"])
     for layer_type in config.get("layer_types") or ():
         if layer_type != "full_attention":
-            raise UnsupportedModelError(
-                f"layer_types has {layer_type!r}, which is not supported;"
-                " supported is full_attention"
-            )
+            raise _unsupported(f"layer_types: {layer_type!r}", ["full_attention"])
     activation = config.get("hidden_act", "silu")
     if activation not in ACTIVATIONS:
-        raise UnsupportedModelError(
-            f"hidden_act {activation!r} is not supported; supported are {', '.join(ACTIVATIONS)}"
-        )
+        raise _unsupported(f"hidden_act {activation!r}", ACTIVATIONS)
+
+
+def _unsupported(what: str, supported: Iterable[str]) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{what} is not supported; supported: {', '.join(supported)}")
 
 
 def _num_kv_heads(config: Json, model_type: str, num_heads: int) -> int:
@@ -214,20 +198,14 @@ def _rope(config: Json) -> RopeConfig:
     if not isinstance(spelled, Mapping):
         raise ModelError(f"rope parameters are {spelled!r}; they must be a JSON object")
     if any(isinstance(value, Mapping) for value in spelled.values()):
-        raise UnsupportedModelError(
-            "rope parameters for each layer type are not supported; supported is one set for all"
-        )
+        raise _unsupported("a set of rope parameters for each layer type", ["one set for all"])
     rope_type = spelled.get("rope_type", spelled.get("type", "default"))
     if rope_type not in ROPE_TYPES:
-        raise UnsupportedModelError(
-            f"rope type {rope_type!r} is not supported; supported are {', '.join(ROPE_TYPES)}"
-        )
+        raise _unsupported(f"rope type {rope_type!r}", ROPE_TYPES)
     for source in (spelled, config):
-        if source.get("partial_rotary_factor") not in (None, 1, 1.0):
-            raise UnsupportedModelError(
-                f"partial_rotary_factor {source['partial_rotary_factor']!r} is not supported;"
-                " supported is 1"
-            )
+        factor = source.get("partial_rotary_factor")
+        if factor not in (None, 1):
+            raise _unsupported(f"partial_rotary_factor {factor!r}", ["1"])
     theta_source = spelled if "rope_theta" in spelled else config
     theta = _number(theta_source, "rope_theta", _DEFAULT_ROPE_THETA)
     return RopeConfig(theta, _llama3_scaling(spelled) if rope_type == "llama3" else None)

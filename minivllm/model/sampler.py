@@ -232,13 +232,9 @@ def _with_logprobs(
     raw: torch.Tensor, sequences: list[ScheduledSequence], token_ids: list[int]
 ) -> list[SampledToken]:
     """The chosen tokens, with log-probabilities of `raw` for the sequences that ask for them."""
-    num_best = {
-        row: seq.params.logprobs
-        for row, seq in enumerate(sequences)
-        if seq.params.logprobs is not None
-    }
-    rows = list(num_best)
-    found = _token_logprobs(raw[rows], [token_ids[row] for row in rows], list(num_best.values()))
+    rows = [row for row, seq in enumerate(sequences) if seq.params.logprobs is not None]
+    num_best = [sequences[row].params.logprobs or 0 for row in rows]
+    found = _token_logprobs(raw[rows], [token_ids[row] for row in rows], num_best)
     logprobs = dict(zip(rows, found, strict=True))
     return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids)]
 
@@ -250,37 +246,11 @@ def _token_logprobs(
     if not token_ids:
         return []
     logprobs = logits.log_softmax(dim=-1)
-    given = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))
-    best = _best_tokens(logprobs, num_best)
-    # The given token is appended last: if it is not among the best it is below all of them.
-    return [
-        dict(row_best) | {token_id: logprob}
-        for row_best, token_id, logprob in zip(
-            best, token_ids, given.flatten().tolist(), strict=True
-        )
-    ]
-
-
-def _best_tokens(logprobs: torch.Tensor, num_best: list[int]) -> list[list[tuple[int, float]]]:
-    """The num_best[i] best (id, value) of each row i, the lower id first on a tie.
-
-    topk alone may pick either of two equal tokens at the edge, so it only says how large the
-    last one is; every token at least as large is then taken, and the lower ids win.
-    """
-    vocab_size = logprobs.shape[1]
-    counts = [min(count, vocab_size) for count in num_best]
-    best: list[list[tuple[int, float]]] = [[] for _ in counts]
-    if not any(counts):
-        return best
-    last = torch.tensor([[max(count - 1, 0)] for count in counts], device=logprobs.device)
-    at_least = logprobs >= logprobs.topk(max(counts)).values.gather(1, last)
-    rows, token_ids = at_least.nonzero(as_tuple=True)
-    values = logprobs[rows, token_ids]
-    for row, token_id, value in zip(
-        rows.tolist(), token_ids.tolist(), values.tolist(), strict=True
-    ):
-        best[row].append((token_id, value))
-    return [
-        sorted(candidates, key=lambda item: -item[1])[:count]
-        for candidates, count in zip(best, counts, strict=True)
-    ]
+    # Stable: of equal ones the lower id comes first.
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    found = []
+    for row, (token_id, count) in enumerate(zip(token_ids, num_best, strict=True)):
+        best = zip(order[row, :count].tolist(), ordered[row, :count].tolist(), strict=True)
+        # The given token is last, unless it is among the best.
+        found.append(dict(best) | {token_id: float(logprobs[row, token_id])})
+    return found
