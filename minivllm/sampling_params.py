@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from minivllm.errors import InvalidRequestError
 
@@ -48,58 +49,48 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Check every field; turn `stop` and `stop_token_ids` into tuples."""
-        self._check_real("temperature", low=0.0, allowed="0 (greedy) or more")
-        self._check_int("top_k", low=0, allowed="0 (off) or more")
-        self._check_real("top_p", low=0.0, high=1.0, allowed="above 0 and at most 1")
-        if self.top_p == 0:
-            self._refuse("top_p", "above 0 and at most 1")
-        self._check_real("min_p", low=0.0, high=1.0, allowed="between 0 (off) and 1")
-        self._check_real("repetition_penalty", low=0.0, allowed="above 0 (1 is off)")
-        if self.repetition_penalty == 0:
-            self._refuse("repetition_penalty", "above 0 (1 is off)")
-        self._check_int("max_tokens", low=1, allowed="1 or more")
-        self._check_int("min_tokens", low=0, allowed="0 or more")
+        for name, (kinds, low, high, allowed) in _LIMITS.items():
+            value = getattr(self, name)
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or not low <= value <= high:
+                self._refuse(name, allowed)
         if self.min_tokens > self.max_tokens:
             self._refuse("min_tokens", f"at most max_tokens, which is {self.max_tokens}")
-        self._check_int("n", low=1, allowed="1 or more")
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                self._check_int(name, low=0, allowed="None or 0 or more")
-        if self.seed is not None:
-            self._check_int("seed", low=0, high=2**63 - 1, allowed="None or 0 to 2**63 - 1")
         if self.ignore_eos not in (True, False):
             self._refuse("ignore_eos", "True or False")
-        self._set_tuple("stop", str)
-        if "" in self.stop:
-            self._refuse("stop", "strings that are not empty")
-        self._set_tuple("stop_token_ids", int)
-        if any(token_id < 0 for token_id in self.stop_token_ids):
-            self._refuse("stop_token_ids", "token ids, 0 or more")
+        self._set_tuple("stop", str, lambda string: string != "", "strings that are not empty")
+        self._set_tuple("stop_token_ids", int, lambda token_id: token_id >= 0, "ids, 0 or more")
 
-    def _check_int(self, name: str, *, low: int, allowed: str, high: int | None = None) -> None:
-        value = getattr(self, name)
-        if not _is_int(value) or value < low or (high is not None and value > high):
-            self._refuse(name, allowed)
-
-    def _check_real(self, name: str, *, low: float, allowed: str, high: float = math.inf) -> None:
-        value = getattr(self, name)
-        is_real = _is_int(value) or isinstance(value, float)
-        if not is_real or not math.isfinite(value) or not low <= value <= high:
-            self._refuse(name, allowed)
-
-    def _set_tuple(self, name: str, kind: type) -> None:
+    def _set_tuple(
+        self, name: str, kind: type, is_allowed: Callable[[Any], bool], allowed: str
+    ) -> None:
         value = getattr(self, name)
         # A single string is one stop string, not a sequence of letters.
-        items = (value,) if isinstance(value, (str, int)) else value
+        items = (value,) if isinstance(value, kind) else value
         items = tuple(items) if isinstance(items, Iterable) else (None,)
-        if not all(isinstance(item, kind) and not isinstance(item, bool) for item in items):
-            self._refuse(name, f"a sequence of {kind.__name__}")
+        if not all(type(item) is kind and is_allowed(item) for item in items):
+            self._refuse(name, f"a sequence of {allowed}")
         object.__setattr__(self, name, items)
 
     def _refuse(self, name: str, allowed: str) -> None:
         raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
 
-def _is_int(value: object) -> bool:
-    """True for an int that is not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
+_ABOVE_0 = math.nextafter(0, 1)
+_MAY_BE_NONE = ("seed", "logprobs", "prompt_logprobs")
+# name -> (types, least, most, in words)
+_LIMITS: dict[str, tuple[tuple[type, ...], float, float, str]] = {
+    "temperature": ((int, float), 0, math.inf, "0 (greedy) or more"),
+    "top_k": ((int,), 0, math.inf, "a whole number, 0 (off) or more"),
+    "top_p": ((int, float), _ABOVE_0, 1, "above 0 and at most 1"),
+    "min_p": ((int, float), 0, 1, "between 0 (off) and 1"),
+    "repetition_penalty": ((int, float), _ABOVE_0, math.inf, "above 0 (1 is off)"),
+    "max_tokens": ((int,), 1, math.inf, "a whole number, 1 or more"),
+    "min_tokens": ((int,), 0, math.inf, "a whole number, 0 or more"),
+    "seed": ((int,), 0, 2**63 - 1, "None or 0 to 2**63 - 1"),
+    "n": ((int,), 1, math.inf, "a whole number, 1 or more"),
+    "logprobs": ((int,), 0, math.inf, "None or 0 or more"),
+    "prompt_logprobs": ((int,), 0, math.inf, "None or 0 or more"),
+}

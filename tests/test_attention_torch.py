@@ -161,7 +161,7 @@ def test_auto_and_torch_give_the_torch_backend_on_a_cpu(monkeypatch, requested):
 
 def test_triton_on_a_cpu_is_refused_with_the_reason(monkeypatch):
     monkeypatch.delenv("MINIVLLM_ATTENTION", raising=False)
-    with pytest.raises(ConfigError, match="triton.*CUDA GPU.*device is cpu.*use auto or torch"):
+    with pytest.raises(ConfigError, match=r"triton.*CUDA GPU.*device is cpu.*use auto or torch"):
         select_attention_backend("triton", CPU)
 
 
@@ -173,5 +173,5 @@ def test_the_environment_overrides_the_config(monkeypatch):
 
 def test_an_unknown_backend_in_the_environment_is_named(monkeypatch):
     monkeypatch.setenv("MINIVLLM_ATTENTION", "flash")
-    with pytest.raises(ConfigError, match="MINIVLLM_ATTENTION is 'flash'.*auto, torch, triton"):
+    with pytest.raises(ConfigError, match=r"MINIVLLM_ATTENTION is 'flash'.*auto, torch, triton"):
         select_attention_backend("auto", CPU)

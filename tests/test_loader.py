@@ -76,7 +76,7 @@ def test_a_file_is_not_a_model(folder, monkeypatch):
 
 
 def test_a_folder_without_config_is_named(tmp_path):
-    with pytest.raises(ModelError, match="no config.json") as error:
+    with pytest.raises(ModelError, match=r"no config.json") as error:
         ModelFolder.open(tmp_path)
     assert str(tmp_path) in str(error.value)
 
@@ -100,7 +100,7 @@ def test_a_hub_that_fails_is_one_clear_line(monkeypatch):
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(ModelError, match="owner/name.*ConnectionError: no route") as error:
+    with pytest.raises(ModelError, match=r"owner/name.*ConnectionError: no route") as error:
         resolve_model("owner/name")
     assert "\n" not in str(error.value)
 

@@ -101,28 +101,31 @@ def forget_the_tables_of_a_failed_step(original):
 
 
 def lose_the_preempted_sequence(original):
-    def preempt(self, sequence):
-        original(self, sequence)
+    def preempt(self):
+        sequence = original(self)
         self.waiting.remove(sequence)
+        return sequence
 
     return preempt
 
 
 def drop_sampled_tokens_on_preemption(original):
-    def preempt(self, sequence):
-        original(self, sequence)
+    def preempt(self):
+        sequence = original(self)
         del sequence.token_ids[sequence.num_prompt_tokens :]
+        return sequence
 
     return preempt
 
 
 def preempt_without_freeing(original):
-    def preempt(self, sequence):
-        self.scheduled.pop(sequence, None)
-        self.running.remove(sequence)
+    def preempt(self):
+        sequence = self.running.pop()
+        self.budget_left += self.scheduled.pop(sequence, 0)
         sequence.state = SequenceState.WAITING
         self.waiting.insert(0, sequence)
         self.metrics.preemptions += 1
+        return sequence
 
     return preempt
 
@@ -161,9 +164,9 @@ FAULTS = [
     (KVCache, "_swap", keep_a_second_copy_of_a_cached_block),
     (KVCache, "_release", release_the_head_first),
     (KVCache, "roll_back", forget_the_tables_of_a_failed_step),
-    (Scheduler, "_preempt", lose_the_preempted_sequence),
-    (Scheduler, "_preempt", drop_sampled_tokens_on_preemption),
-    (Scheduler, "_preempt", preempt_without_freeing),
+    (Scheduler, "_preempt_newest", lose_the_preempted_sequence),
+    (Scheduler, "_preempt_newest", drop_sampled_tokens_on_preemption),
+    (Scheduler, "_preempt_newest", preempt_without_freeing),
     (InFlight, "withdraw", wait_for_a_leader_that_is_gone),
     (KVCache, "_reference", start_the_suffix_at_position_0),
     (KVCache, "match", remember_a_hit_for_ever),

@@ -37,7 +37,8 @@ class Scheduler:
     """Waiting and running sequences, each list in order of arrival, and the finished ones.
 
     schedule() decides a step, then exactly one of commit() and roll_back() ends it. Between them
-    `scheduled` maps each sequence of the step to the tokens it computes.
+    `scheduled` maps each sequence of the step to the tokens it computes; `budget_left` is what
+    the step may still charge.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Scheduler:
         self._max_running = min(config.max_num_seqs, self._budget)
         self._max_chunk = min(config.max_prefill_chunk or self._budget, self._budget)
         self.scheduled: dict[Sequence, int] = {}
+        self.budget_left = self._budget
 
     # From outside
 
@@ -80,6 +82,7 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Decide what to compute now. Empty only if nothing is left that could be computed."""
         self.scheduled = {}
+        self.budget_left = self._budget
         num_preemptions = self.metrics.preemptions
         decodes = [sequence for sequence in self.running if sequence.is_decoding]
         prefills = [sequence for sequence in self.running if not sequence.is_decoding]
@@ -125,11 +128,6 @@ class Scheduler:
             self.kv.roll_back(sequence)
         self.scheduled = {}
 
-    @property
-    def budget_left(self) -> int:
-        """Tokens that this step may still charge."""
-        return self._budget - sum(self.scheduled.values())
-
     # One step
 
     def _schedule_running(self, sequence: Sequence) -> None:
@@ -140,24 +138,27 @@ class Scheduler:
             return
         while not self.kv.allocate(sequence, num_tokens, []):
             self._trace.record("refuse", sequence, num_new_tokens=num_tokens)
-            victim = self.running[-1]
             if len(self.running) == 1:
                 self.finish(sequence, "error", self._outgrown(sequence))
                 return
-            self._preempt(victim)
-            if victim is sequence:
+            if self._preempt_newest() is sequence:
                 return
-        self.scheduled[sequence] = num_tokens
+        self._charge(sequence, num_tokens)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _charge(self, sequence: Sequence, num_tokens: int) -> None:
+        self.scheduled[sequence] = num_tokens
+        self.budget_left -= num_tokens
+
+    def _preempt_newest(self) -> Sequence:
         """Take all blocks from a running sequence; it will recompute what the cache lost."""
-        self.scheduled.pop(sequence, None)
-        self.running.remove(sequence)
+        sequence = self.running.pop()
+        self.budget_left += self.scheduled.pop(sequence, 0)
         self.kv.free(sequence)
         sequence.state = SequenceState.WAITING
         insort(self.waiting, sequence, key=_by_arrival)
         self.metrics.preemptions += 1
         self._trace.record("preempt", sequence, num_tokens=sequence.num_tokens)
+        return sequence
 
     def _admit_waiting(self) -> None:
         """Admit from the front, passing over those whose prefix is being computed right now."""
@@ -192,7 +193,7 @@ class Scheduler:
         self._count_lookup(sequence, num_cached)
         sequence.state = SequenceState.RUNNING
         insort(self.running, sequence, key=_by_arrival)
-        self.scheduled[sequence] = num_tokens
+        self._charge(sequence, num_tokens)
         return True
 
     def _count_lookup(self, sequence: Sequence, num_cached: int) -> None:
