@@ -198,25 +198,20 @@ class LLMEngine:
         the runner computes, with the step undone, or at the end of the step.
         """
         with interrupts_held():
-            return self._step()
-
-    def _step(self) -> list[RequestOutput]:
-        scheduler = self.scheduler
-        batch = scheduler.schedule()
-        advanced: list[Sequence] = []
-        if batch.sequences:
-            sampled = self._execute(batch)
-            advanced = scheduler.commit(sampled)
+            batch = self.scheduler.schedule()
+            advanced: list[Sequence] = []
+            if batch.sequences:
+                advanced = self.scheduler.commit(self._execute(batch))
+            elif self._requests and not self.scheduler.finished:
+                raise RunnerError("no sequence could be scheduled, and none has ended (I11)")
             for sequence in advanced:
                 self._take_token(sequence)
-        elif self._requests and not scheduler.finished:
-            raise RunnerError("no sequence could be scheduled, and none has ended (I11)")
-        if self.config.debug_checks:
-            check_between_steps(scheduler)
-        # One output each, in this order, also for those that gained a token and ended.
-        changed = dict.fromkeys(advanced + scheduler.finished)
-        scheduler.finished.clear()
-        return [self._output(sequence) for sequence in changed]
+            if self.config.debug_checks:
+                check_between_steps(self.scheduler)
+            # One output each, in this order, also for those that gained a token and ended.
+            changed = dict.fromkeys(advanced + self.scheduler.finished)
+            self.scheduler.finished.clear()
+            return [self._output(sequence) for sequence in changed]
 
     def _execute(self, batch: ScheduledBatch) -> list[SampledToken]:
         """Let the runner compute; whatever goes wrong, undo the step before it is raised."""
@@ -226,15 +221,13 @@ class LLMEngine:
             with interrupts_let_through():
                 sampled = self.runner.execute(batch)
             self._check_sampled(batch, sampled)
-        except Exception as error:
+            return sampled
+        except BaseException as error:
+            # Also at Ctrl-C: first every block is accounted for, then the interrupt goes on.
             self.scheduler.roll_back()
-            if isinstance(error, RunnerError):
+            if isinstance(error, RunnerError) or not isinstance(error, Exception):
                 raise
             raise RunnerError(f"the runner failed with {type(error).__name__}: {error}") from error
-        except BaseException:  # Ctrl-C: every block is accounted for, then the interrupt goes on
-            self.scheduler.roll_back()
-            raise
-        return sampled
 
     def _check_sampled(self, batch: ScheduledBatch, sampled: list[SampledToken]) -> None:
         expected = sum(sequence.samples for sequence in batch.sequences)

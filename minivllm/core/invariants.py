@@ -36,20 +36,18 @@ def check_pool(kv: KVCache, holders: list[Sequence]) -> None:
     """
     counts = Counter(block for sequence in holders for block in sequence.block_table)
     free = kv.blocks.free_order()
-    _require(len(free) == len(set(free)), "I1", f"a block stands twice in the free list: {free}")
-    for block in range(kv.num_blocks):
+    for block, count in enumerate(kv.blocks.ref_counts):
         cached = kv.cache.at(block)
-        expected = counts[block] + (cached is not None)
-        actual = kv.blocks.ref_counts[block]
-        _require(actual == expected, "I2", f"block {block} counts {actual}, held {expected} times")
+        held = counts[block] + (cached is not None)
+        _require(count == held, "I2", f"block {block} counts {count}, but is held {held} times")
         is_idle = cached is not None and counts[block] == 0
         _require(kv.cache.is_idle(block) == is_idle, "I1", f"block {block}: idle is {not is_idle}")
         parent = cached.parent if cached else None
         has_parent = parent is None or kv.cache.at(parent.block) is parent
         _require(has_parent, "I7", f"block {block} is cached, the block before it is not")
-    num_free = sum(count == 0 for count in kv.blocks.ref_counts)
-    _require(len(free) == num_free, "I1", f"{len(free)} blocks are listed free, {num_free} are")
-    total = kv.blocks.num_free + kv.cache.num_idle + len(counts)
+    is_free = [block for block, count in enumerate(kv.blocks.ref_counts) if count == 0]
+    _require(sorted(free) == is_free, "I1", f"listed as free: {sorted(free)}, free: {is_free}")
+    total = len(free) + kv.cache.num_idle + len(counts)
     _require(total == kv.num_blocks, "I1", f"the parts add up to {total} of {kv.num_blocks}")
 
 
@@ -58,11 +56,8 @@ def check_table(kv: KVCache, sequence: Sequence) -> None:
     expected = blocks_for(sequence.num_computed_tokens, kv.block_size)
     actual = len(sequence.block_table)
     _require(actual == expected, "I5", f"{sequence.name} has {actual} blocks, needs {expected}")
-    _require(
-        len(set(sequence.block_table)) == actual,
-        "I2",
-        f"{sequence.name} holds a block twice: {sequence.block_table}",
-    )
+    is_once = len(set(sequence.block_table)) == actual
+    _require(is_once, "I2", f"{sequence.name} holds a block twice: {sequence.block_table}")
     parent = None
     for block, cached in zip(sequence.block_table, sequence.cached_blocks, strict=False):
         is_same = kv.cache.at(block) is cached and cached.parent is parent
@@ -72,11 +67,8 @@ def check_table(kv: KVCache, sequence: Sequence) -> None:
 
 def check_queues(scheduler: Scheduler) -> None:
     """I10: each sequence is in the one queue its state names; queues are in order of arrival."""
-    for queue, state in (
-        (scheduler.waiting, SequenceState.WAITING),
-        (scheduler.running, SequenceState.RUNNING),
-        (scheduler.finished, SequenceState.FINISHED),
-    ):
+    for state in SequenceState:
+        queue = getattr(scheduler, state.value)
         names = [sequence.name for sequence in queue]
         states = {sequence.state for sequence in queue}
         _require(states <= {state}, "I10", f"{names}: states {states} in queue {state.value}")
