@@ -4,8 +4,6 @@ Public names are resolved when first used (PEP 562): importing the package, `min
 `minivllm.engine` needs neither torch nor anything else that takes seconds to load.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """What an engine is built from: one frozen set of choices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ A character here is a code point. A combining mark or an emoji joiner that comes
 its own is text of its own: the base character before it has been given out already.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 REPLACEMENT = "\ufffd"

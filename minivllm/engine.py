@@ -4,8 +4,6 @@ The engine owns no decision and no computation: the scheduler decides, the runne
 the engine checks what comes in, carries the batch across, and hands out what was gained.
 """
 
-from __future__ import annotations
-
 import operator
 import secrets
 import time

@@ -1,7 +1,5 @@
 """Ctrl-C between two statements of the bookkeeping would tear it: here it waits for their end."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a caller gets back, step by step or at the end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from minivllm.core.batch import TokenLogprobs

@@ -1,7 +1,5 @@
 """How far a batch of prompts has come, for a person who watches."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

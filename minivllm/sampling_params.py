@@ -1,7 +1,5 @@
 """How one request wants its tokens chosen, and when it wants to stop."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

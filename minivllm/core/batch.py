@@ -4,8 +4,6 @@
 than what stands in this file, so a test can put a runner without a model in its place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as ReadOnlySequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol

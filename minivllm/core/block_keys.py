@@ -11,8 +11,6 @@ The root is made from the key fields: tagged values under which the same tokens 
 KV (weights version, tokenizer, position configuration, adapter) or must not be shared (salt).
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ The pool never calls upward: who may be evicted to make room is the prefix cache
 and whoever allocates asks it first.
 """
 
-from __future__ import annotations
-
 from minivllm.errors import BlockError
 
 

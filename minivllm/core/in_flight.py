@@ -4,8 +4,6 @@ Ten requests with one new prefix arrive together. The first becomes the leader; 
 find its keys here, wait a step, and then find its blocks in the cache.
 """
 
-from __future__ import annotations
-
 from minivllm.core.sequence import Sequence
 
 

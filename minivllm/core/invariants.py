@@ -5,8 +5,6 @@ I7 speak of contents, so tests with a runner check them; I9 to I12 speak of two 
 tests over steps check them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from minivllm.core.batch import ScheduledBatch

@@ -9,8 +9,6 @@ idle, or in use (I1):
     free       it ended or is preempted: let go of all blocks
 """
 
-from __future__ import annotations
-
 from time import perf_counter
 from typing import NamedTuple
 

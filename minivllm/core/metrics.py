@@ -1,7 +1,5 @@
 """Counters, always on: each one is an addition where the thing happens."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 

@@ -17,8 +17,6 @@ Whoever cannot get a block preempts the newest running sequence, perhaps itself.
 keeps its tokens, loses its blocks, and waits at the place its arrival gives it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from operator import attrgetter
 

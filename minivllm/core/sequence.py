@@ -12,8 +12,6 @@ The newest token has been chosen but not computed: while a sequence decodes,
 `num_tokens = num_computed_tokens + 1`. tests/test_timeline.py runs this table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import Enum

@@ -18,8 +18,6 @@ then wrote and published follows it. trace_schema.json beside this package descr
     step       the scheduler has decided
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

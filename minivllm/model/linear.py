@@ -4,8 +4,6 @@ A decoder asks a LinearFactory for each of its layers and never looks inside. A 
 CPU weights or for quantised ones is one more class here, and one more name for the runner to pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -6,8 +6,6 @@ generator; and of torch's exp and log only softmax and log_softmax are used, whi
 row: an elementwise exp may round an element differently at another place in memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
