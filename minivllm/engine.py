@@ -64,8 +64,8 @@ class LLMEngine:
 
     config     sizes and choices
     runner     whoever computes; None loads the model that config names
-    tokenizer  gives outputs their text; None with a runner: outputs have no text, and stop
-               strings are refused
+    tokenizer  gives outputs their text; None without a runner loads the model's. Where there is
+               none, outputs have no text, and stop strings are refused
     write_trace_line  if given, gets each event of the run as one JSON line
     """
 
@@ -80,8 +80,10 @@ class LLMEngine:
         if runner is None:
             # Imported late: a given runner needs no torch.
             from minivllm.model.runner import ModelRunner
+            from minivllm.tokenizer import find_tokenizer
 
-            runner = ModelRunner(config)
+            runner = model_runner = ModelRunner(config)
+            tokenizer = tokenizer or find_tokenizer(model_runner.model_path)
         self.config = config
         self.runner = runner
         self.tokenizer = tokenizer

@@ -16,6 +16,7 @@ Message = Mapping[str, Any]
 """{"role": "system" | "user" | "assistant", "content": text}, and what else a template reads."""
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
 class Tokenizer:
@@ -41,13 +42,11 @@ class Tokenizer:
 
         A special token spelled out in `text` becomes its one id.
         """
-        ids: list[int] = self._tokenizer.encode(text).ids
-        return ids
+        return list(self._tokenizer.encode(text).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; bytes that are not UTF-8 (yet) become U+FFFD."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def apply_chat_template(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
@@ -71,11 +70,8 @@ class Tokenizer:
         try:
             prompts: Any = render_jinja_template(**variables)[0]
         except (TemplateError, TypeError, KeyError) as error:
-            raise InvalidRequestError(
-                f"the model's chat template refuses the messages: {error}"
-            ) from error
-        ids: list[int] = self._tokenizer.encode(prompts[0], add_special_tokens=False).ids
-        return ids
+            raise InvalidRequestError(f"the chat template refuses the messages: {error}") from error
+        return list(self._tokenizer.encode(prompts[0], add_special_tokens=False).ids)
 
     def _chat_template(self) -> str:
         """chat_template.jinja, or the field of tokenizer_config.json: a text, or named ones."""
@@ -87,50 +83,48 @@ class Tokenizer:
             template = {entry["name"]: entry["template"] for entry in template}.get("default")
         if not isinstance(template, str):
             raise ModelError(
-                f"{self._folder} has no chat template: neither chat_template.jinja nor a"
-                " chat_template in tokenizer_config.json; use generate with the raw text"
+                f"{self._folder} has no chat template, in chat_template.jinja or"
+                " tokenizer_config.json; use generate with the raw text"
             )
         return template
 
     def _special_tokens(self) -> dict[str, str]:
         """The special tokens a template may name: each a text, or an object with its content."""
-        found = {name: self._config.get(name) for name in _SPECIAL_TOKEN_NAMES}
-        texts = {
+        return {
             name: token["content"] if isinstance(token, dict) else token
-            for name, token in found.items()
+            for name in _SPECIAL_TOKEN_NAMES
+            if (token := self._config.get(name)) is not None
         }
-        return {name: text for name, text in texts.items() if text is not None}
+
+
+def find_tokenizer(folder: str | Path) -> Tokenizer | None:
+    """The folder's tokenizer; None if it has no file of one, as a folder of weights alone.
+
+    Raises ModelError that names the file or folder if there is one that cannot be read.
+    """
+    has_one = any(Path(folder, name).is_file() for name in _FILES)
+    return Tokenizer(folder) if has_one else None
 
 
 def _load(folder: Path) -> tokenizers.Tokenizer:
+    """From tokenizer.json; without one, from what transformers makes of older files."""
     file = folder / "tokenizer.json"
-    if not file.is_file():
-        return _from_older_files(folder)
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises the bare class
-        raise ModelError(f"cannot read {file}: {error}") from error
+        if file.is_file():
+            return tokenizers.Tokenizer.from_file(str(file))
+        from transformers import AutoTokenizer
 
-
-def _from_older_files(folder: Path) -> tokenizers.Tokenizer:
-    """Let transformers build the tokenizer from vocab.json, merges.txt or tokenizer.model."""
-    from transformers import AutoTokenizer
-
-    try:
         return AutoTokenizer.from_pretrained(folder).backend_tokenizer
-    except Exception as error:  # whatever is missing or broken shows as one of many classes
-        reason = str(error).strip().split("\n")[0]
-        raise ModelError(
-            f"{folder} has no tokenizer.json, and transformers finds no tokenizer there: {reason}"
-        ) from error
+    except Exception as error:  # the one raises the bare class, the other one of many
+        problem = f"cannot read {file}"
+        if not file.is_file():
+            problem = f"{folder} has no tokenizer.json, and transformers finds no tokenizer there"
+        raise ModelError(f"{problem}: {str(error).strip()}".splitlines()[0]) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in `path`, empty if there is no such file."""
-    if not path.is_file():
-        return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    except (ValueError, TypeError) as error:
         raise ModelError(f"cannot read {path}: {error}") from error
-    return content if isinstance(content, dict) else {}

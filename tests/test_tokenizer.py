@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from minivllm.errors import InvalidRequestError, ModelError
 from minivllm.model.loader import resolve_model
-from minivllm.tokenizer import Tokenizer
+from minivllm.tokenizer import Tokenizer, find_tokenizer
 
 SPECIALS = ["<s>", "</s>", "<|user|>"]
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -140,6 +140,24 @@ def test_a_folder_without_any_tokenizer_is_one_clear_line(tmp_path):
         Tokenizer(tmp_path)
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_is_found_only_where_there_is_a_file_of_one(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert find_tokenizer(tmp_path) is None
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        find_tokenizer(tmp_path)
+    found = find_tokenizer(write_tokenizer(tmp_path))
+    assert found is not None
+    assert found.encode("ab") == [0, *ids_of("ab")]
+
+
+def test_a_config_file_that_holds_no_object_is_named(tmp_path):
+    write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[1]")
+    with pytest.raises(ModelError, match=r"cannot read .*tokenizer_config\.json"):
+        Tokenizer(tmp_path)
 
 
 def test_older_files_are_read_through_transformers(tmp_path):

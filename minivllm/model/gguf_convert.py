@@ -7,7 +7,6 @@ names, the order of the rows of q and k, and a tokenizer made from the file's ow
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,10 @@ import numpy as np
 from gguf import GGUFReader, TokenType
 from gguf.quants import dequantize
 from safetensors.numpy import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tqdm import tqdm
 
 from minivllm.errors import ModelError, UnsupportedModelError
-
-OnTensor = Callable[[int, int], None]
-"""(tensors converted, tensors in all): called after each one."""
 
 _MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_MODULES = {
@@ -39,29 +36,28 @@ _SUPPORTED_FIELDS = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "smollm",
 }
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
 
-def convert(gguf_file: Path, folder: Path, on_tensor: OnTensor) -> None:
+def convert(gguf_file: Path, folder: Path) -> None:
     """Write config, float32 weights and tokenizer files of `gguf_file` into `folder`.
 
-    Raises ModelError if the file cannot be read, UnsupportedModelError if it is not a Llama with
-    a byte-level BPE tokenizer and the pre-tokenizer `smollm`.
+    Shows its progress on stderr. Raises ModelError if the file cannot be read,
+    UnsupportedModelError if it is not a Llama with a byte-level BPE tokenizer and the
+    pre-tokenizer `smollm`.
     """
     try:
         reader = GGUFReader(gguf_file)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except (OSError, ValueError, IndexError) as error:
         raise ModelError(f"cannot read {gguf_file}: {error}") from error
-    for name, supported in _SUPPORTED_FIELDS.items():
-        if fields.get(name) != supported:
-            raise UnsupportedModelError(
-                f"{gguf_file}: {name} is {fields.get(name)!r}; supported is {supported!r}"
-            )
-    weights = _weights(reader, fields, on_tensor)
+    for key, wanted in _SUPPORTED_FIELDS.items():
+        if (found := fields.get(key)) != wanted:
+            raise UnsupportedModelError(f"{gguf_file}: {key} is {found!r}; supported is {wanted!r}")
+    weights = _weights(reader, fields)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "config.json", _config(fields, tied="lm_head.weight" not in weights))
-    _write_json(folder / "generation_config.json", _special_ids(fields))
     _tokenizer(fields).save(str(folder / "tokenizer.json"))
+    _write_json(folder / "config.json", _config(fields, tied="lm_head.weight" not in weights))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
 
 
@@ -77,37 +73,30 @@ def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
 
 def hugging_face_name(name: str) -> str:
     """The same tensor's other name: blk.3.attn_q.weight, model.layers.3.self_attn.q_proj.weight."""
-    *scope, module, kind = name.split(".")
-    try:
-        if scope:
-            return f"model.layers.{scope[1]}.{_LAYER_MODULES[module]}.{kind}"
-        return f"{_MODULES[module]}.{kind}"
-    except (KeyError, IndexError):
-        raise UnsupportedModelError(f"the GGUF file has a tensor {name}, unknown here") from None
+    *block, module, kind = name.split(".")
+    modules = _LAYER_MODULES if block else _MODULES
+    if module not in modules:
+        raise UnsupportedModelError(f"the GGUF file has a tensor {name}, unknown here")
+    prefix = f"model.layers.{block[1]}." if block else ""
+    return f"{prefix}{modules[module]}.{kind}"
 
 
-def _weights(
-    reader: GGUFReader, fields: dict[str, Any], on_tensor: OnTensor
-) -> dict[str, np.ndarray]:
+def _weights(reader: GGUFReader, fields: dict[str, Any]) -> dict[str, np.ndarray]:
     """All tensors by their Hugging Face names, in float32."""
-    heads_of = {
-        "attn_q": fields["llama.attention.head_count"],
-        "attn_k": fields["llama.attention.head_count_kv"],
-    }
+    num_heads = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
     weights = {}
-    for index, tensor in enumerate(reader.tensors):
-        values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+    for tensor in tqdm(reader.tensors, desc="converting weights", unit=" tensors"):
+        values = dequantize(tensor.data, tensor.tensor_type)
         module = tensor.name.split(".")[-2]
-        if module in heads_of:
-            values = unpermute(values, heads_of[module])
-        weights[hugging_face_name(tensor.name)] = np.ascontiguousarray(values)
-        on_tensor(index + 1, len(reader.tensors))
+        if module in num_heads:
+            values = unpermute(values, fields[num_heads[module]])
+        weights[hugging_face_name(tensor.name)] = values
     return weights
 
 
 def _config(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
-    """What config.json says, in the spelling of transformers 5."""
-    theta = fields["llama.rope.freq_base"]
+    """What config.json says, in the spelling of transformers 5; without Llama's own defaults."""
+    rope = {"rope_type": "default", "rope_theta": fields["llama.rope.freq_base"]}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -120,22 +109,16 @@ def _config(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
         "head_dim": fields["llama.rope.dimension_count"],
         "max_position_embeddings": fields["llama.context_length"],
         "rms_norm_eps": fields["llama.attention.layer_norm_rms_epsilon"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+        "rope_parameters": rope,
         "tie_word_embeddings": tied,
         "dtype": "float32",
-        **_special_ids(fields),
+        **{f"{name}_id": token_id for name, token_id in _special_ids(fields).items()},
     }
 
 
 def _special_ids(fields: dict[str, Any]) -> dict[str, int]:
-    return {
-        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
-        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
-    }
+    """Ids of the special tokens by Hugging Face's names."""
+    return {name: fields[f"tokenizer.ggml.{key}_token_id"] for name, key in _SPECIAL.items()}
 
 
 def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
@@ -144,20 +127,12 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, letters])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind == TokenType.CONTROL
-        ]
-    )
+    kinds = zip(tokens, types, strict=True)
+    tokenizer.add_special_tokens([token for token, kind in kinds if kind == TokenType.CONTROL])
     return tokenizer
 
 
@@ -165,12 +140,8 @@ def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
     tokens = fields["tokenizer.ggml.tokens"]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": tokens[fields["tokenizer.ggml.bos_token_id"]],
-        "eos_token": tokens[fields["tokenizer.ggml.eos_token_id"]],
-        "pad_token": tokens[fields["tokenizer.ggml.padding_token_id"]],
-        "unk_token": tokens[fields["tokenizer.ggml.unknown_token_id"]],
+        **{name: tokens[token_id] for name, token_id in _special_ids(fields).items()},
         "model_max_length": fields["llama.context_length"],
-        "clean_up_tokenization_spaces": False,
         "chat_template": fields["tokenizer.chat_template"],
     }
 

@@ -12,21 +12,14 @@ from safetensors import SafetensorError, safe_open
 
 from minivllm.config import DEFAULT_MODEL
 from minivllm.errors import ModelError, UnsupportedModelError
+from minivllm.model import model_config
 from minivllm.model.download import ensure_default_model
-from minivllm.model.model_config import (
-    WEIGHT_DTYPES,
-    ModelConfig,
-    eos_token_ids,
-    read_json,
-    weight_dtype,
-)
+from minivllm.model.model_config import WEIGHT_DTYPES, ModelConfig, read_json
 
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
 # Stored by some though others determine them: frequencies, and the head where it is tied.
 _DERIVED_TENSOR = re.compile(r".*\.rotary_emb\.inv_freq|lm_head\.weight")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 
 
 def resolve_model(model: str) -> Path:
@@ -43,26 +36,19 @@ def resolve_model(model: str) -> Path:
     if _HUB_ID.fullmatch(model) and not folder.exists():
         return _from_hub(model)
     raise ModelError(
-        f"model is {model!r}; it must be {DEFAULT_MODEL}, a Hugging Face folder,"
-        " or a hub id such as owner/name"
+        f"model is {model!r}; it must be {DEFAULT_MODEL}, a folder or a hub id owner/name"
     )
 
 
 def _from_hub(hub_id: str) -> Path:
     """Download what the engine reads of a hub repository, or find it in the hub's own cache."""
-    import huggingface_hub
+    from huggingface_hub import snapshot_download
 
     try:
-        path = huggingface_hub.snapshot_download(
-            hub_id, allow_patterns=list(_HUB_FILES), ignore_patterns=["*/*"]
-        )
+        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
     except Exception as error:  # the hub client raises its own, httpx's and the system's errors
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ModelError(
-            f"model is {hub_id!r}: no such folder here, and the hub did not give it"
-            f" ({type(error).__name__}: {reason})"
-        ) from error
-    return Path(path)
+        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        raise ModelError(f"model {hub_id!r} is no folder, and the hub failed: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +67,14 @@ class ModelFolder:
     @classmethod
     def open(cls, path: Path) -> ModelFolder:
         """Read config.json and, if there is one, generation_config.json. Raises ModelError."""
-        config_file = path / "config.json"
-        if not config_file.is_file():
+        if not (path / "config.json").is_file():
             raise ModelError(f"{path} is not a model folder: it has no config.json")
-        config = read_json(config_file)
+        config = read_json(path / "config.json")
         generation_file = path / "generation_config.json"
         generation = read_json(generation_file) if generation_file.is_file() else {}
-        return cls(
-            path=path,
-            config=ModelConfig.from_json(config),
-            weight_dtype=weight_dtype(config),
-            eos_token_ids=eos_token_ids(config, generation),
-        )
+        dtype = model_config.weight_dtype(config)
+        eos_token_ids = model_config.eos_token_ids(config, generation)
+        return cls(path, ModelConfig.from_json(config), dtype, eos_token_ids)
 
 
 class Checkpoint:
@@ -103,61 +85,48 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        self._folder = folder
         self._device = device
         self._dtype = dtype
-        self._file_of: dict[str, Path] = {}
-        self._handles: dict[Path, Any] = {}
+        self._files: dict[str, tuple[Path, Any]] = {}
         for path in _weight_files(folder):
-            self._handles[path] = _open_weights(path)
-            self._file_of.update(dict.fromkeys(self._handles[path].keys(), path))
-        self._folder = folder
-        self._unused = set(self._file_of)
+            try:
+                file: Any = safe_open(path, framework="pt", device="cpu")
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"cannot read {path}: {error}") from error
+            self._files.update(dict.fromkeys(file.keys(), (path, file)))
+        self._unused = set(self._files)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor `name`; ModelError names the file if it is missing, misshapen or not float."""
-        path = self._file_of.get(name)
-        if path is None:
+        if name not in self._files:
             raise ModelError(f"{self._folder} has no tensor {name} of shape {list(shape)}")
         self._unused.discard(name)
-        tensor: torch.Tensor = self._handles[path].get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"{path}: tensor {name} has shape {list(tensor.shape)};"
-                f" config.json asks for {list(shape)}"
-            )
+        path, file = self._files[name]
+        tensor: torch.Tensor = file.get_tensor(name)
+        found, what = list(tensor.shape), f"{path}: tensor {name}"
+        if found != list(shape):
+            raise ModelError(f"{what} has shape {found}; config.json asks for {list(shape)}")
         if str(tensor.dtype).removeprefix("torch.") not in WEIGHT_DTYPES:
-            raise ModelError(
-                f"{path}: tensor {name} is {tensor.dtype}; it must be one of"
-                f" {', '.join(WEIGHT_DTYPES)}"
-            )
+            raise ModelError(f"{what} is {tensor.dtype}; supported are {', '.join(WEIGHT_DTYPES)}")
         return tensor.to(self._device, self._dtype)
 
     def check_all_used(self) -> None:
         """Refuse a tensor nobody took: a bias that config.json does not mention, for example."""
         for name in sorted(self._unused):
             if not _DERIVED_TENSOR.fullmatch(name):
-                raise UnsupportedModelError(
-                    f"{self._file_of[name]}: tensor {name} has no place in the network that"
-                    " config.json describes"
-                )
+                path, _ = self._files[name]
+                raise UnsupportedModelError(f"{path}: tensor {name} has no place in the network")
 
 
 def _weight_files(folder: Path) -> list[Path]:
     """model.safetensors, or the shards that the index names."""
-    if (folder / _SINGLE_FILE).is_file():
-        return [folder / _SINGLE_FILE]
-    index_file = folder / _INDEX_FILE
-    if not index_file.is_file():
-        raise ModelError(f"{folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}")
-    weight_map = read_json(index_file).get("weight_map")
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise ModelError(f"{folder} has neither {single.name} nor {index.name}")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index_file} has no weight_map from tensors to files")
+        raise ModelError(f"{index} has no weight_map from tensors to files")
     return [folder / name for name in sorted(set(map(str, weight_map.values())))]
-
-
-def _open_weights(path: Path) -> Any:
-    """Map a safetensors file; its header is checked against its length."""
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
