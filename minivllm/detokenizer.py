@@ -37,10 +37,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self,
-        decode: Callable[[list[int]], str],
-        stop: tuple[str, ...] = (),
-        min_tokens: int = 0,
+        self, decode: Callable[[list[int]], str], stop: tuple[str, ...] = (), min_tokens: int = 0
     ) -> None:
         self.text = ""
         self.stop_string: str | None = None

@@ -4,20 +4,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
-
-Handler = Callable[[int, FrameType | None], Any]
 
 
 class _Holder:
     """The SIGINT handler within a held part: notes the signal for `handler`, who gets it later."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Callable[..., Any]) -> None:
         self.handler = handler
         self._is_noted = False
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, *signal_and_frame: object) -> None:
         self._is_noted = True
 
     def deliver(self) -> None:

@@ -27,10 +27,7 @@ class Sampler:
     """
 
     def sample(
-        self,
-        logits: torch.Tensor,
-        sequences: list[ScheduledSequence],
-        eos_token_ids: Sequence[int],
+        self, logits: torch.Tensor, sequences: list[ScheduledSequence], eos_token_ids: Sequence[int]
     ) -> list[SampledToken]:
         """Choose the next token of each sequence.
 
