@@ -42,11 +42,9 @@ class TextDecoder(Protocol):
     @property
     def fingerprint(self) -> str:
         """Differs between tokenizers that give a text different ids."""
-        ...
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of `token_ids`, special tokens left out."""
-        ...
 
 
 @dataclass(slots=True)

@@ -84,11 +84,9 @@ class Runner(Protocol):
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Bytes of keys and values, all layers together, for `block_size` tokens."""
-        ...
 
     def init_kv(self, num_blocks: int, block_size: int) -> None:
         """Make the paged KV cache: `num_blocks` blocks, ids 0 to num_blocks - 1."""
-        ...
 
     def execute(self, batch: ScheduledBatch) -> list[SampledToken]:
         """Write the KV of every [start, end) and choose the next tokens.
@@ -96,4 +94,3 @@ class Runner(Protocol):
         Returns one SampledToken for each sequence with end == num_tokens, in batch order.
         Whatever it raises, the step is undone and raised again as RunnerError.
         """
-        ...
