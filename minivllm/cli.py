@@ -11,14 +11,14 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from minivllm.config import DEFAULT_MODEL, EngineConfig
-from minivllm.errors import MiniVLLMError
+from minivllm.errors import InvalidRequestError, MiniVLLMError
 from minivllm.output import RequestOutput
 from minivllm.sampling_params import SamplingParams
 
@@ -85,22 +85,23 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="minivllm", description="A small vLLM.", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="generate | demo | download | explain")
-    generate = commands.add_parser("generate", help="complete prompts", allow_abbrev=False)
-    generate.set_defaults(run=_generate)
-    _add_generate_options(generate)
-    demo = commands.add_parser("demo", help="six people share one system prompt")
-    demo.set_defaults(run=_demo)
-    download = commands.add_parser("download", help="fetch the default model, if it is missing")
-    download.set_defaults(run=_download)
-    explain = commands.add_parser("explain", help="why a request found no more in the cache")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], meaning: str) -> _Parser:
+        added = commands.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
+        added.set_defaults(run=run)
+        return added
+
+    _add_generate_options(command("generate", _generate, "complete prompts"))
+    command("demo", _demo, "watch six people share one system prompt")
+    command("download", _download, "fetch the default model, if it is missing")
+    explain = command("explain", _explain, "say why a request found no more in the cache")
     explain.add_argument("--trace", metavar="FILE", type=Path, required=True)
     explain.add_argument("--request", metavar="ID", required=True, help="0 is the first prompt")
-    explain.set_defaults(run=_explain)
     return parser
 
 
 def _add_generate_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add: Any = parser.add_argument
     add("--prompt", metavar="TEXT", action="append", required=True, help="may be repeated")
     add("--chat", action="store_true", help="each prompt is a user's message to an assistant")
     for name, kind, meaning in _SAMPLING_OPTIONS + _ENGINE_OPTIONS:
@@ -108,22 +109,12 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
         add(f"--{name}", metavar=metavar, type=kind, help=meaning)
     add("--stop", metavar="TEXT", action="append", help="end before this text; may be repeated")
     add("--ignore-eos", action="store_true", default=None, help="go on after the model's end")
-    add(
-        "--no-prefix-cache",
-        dest="enable_prefix_caching",
-        action="store_false",
-        default=None,
-        help="compute every prefix anew",
-    )
+    off = {"dest": "enable_prefix_caching", "action": "store_false", "default": None}
+    add("--no-prefix-cache", **off, help="compute every prefix anew")
     add("--trace", metavar="FILE", type=Path, help="write what the engine decides, event by event")
     add("--json", action="store_true", help="print one JSON object: outputs and stats")
-    add(
-        "--stats",
-        nargs="?",
-        const="table",
-        choices=("table", "prometheus"),
-        help="print the engine's counters at the end (with --json: on stderr)",
-    )
+    stats = {"nargs": "?", "const": "table", "choices": ("table", "prometheus")}
+    add("--stats", **stats, help="print the engine's counters at the end (with --json: on stderr)")
 
 
 # The commands
@@ -133,19 +124,23 @@ def _generate(options: argparse.Namespace) -> int:
     # What can be refused without the model is refused before it is loaded.
     params = SamplingParams(**_given(options, SamplingParams))
     config = EngineConfig(**_given(options, EngineConfig))
+    if "" in options.prompt:
+        raise InvalidRequestError("a prompt is empty; give at least one character")
     with _open_trace(options.trace) as trace:
         from minivllm.llm import LLM, load_engine
 
         write = (lambda line: print(line, file=trace)) if trace else None
-        llm = LLM.from_engine(load_engine(config, write))
-        prompts = _prompts(llm, options)
+        llm = LLM(engine=load_engine(config, write))
+        prompts: list[list[int]] = [
+            llm.encode_chat([{"role": "user", "content": text}])
+            if options.chat
+            else llm.encode(text)
+            for text in options.prompt
+        ]
         if options.json:
             outputs = llm.generate(prompts, params)
-            content = {
-                "outputs": [asdict(output) for output in outputs],
-                "stats": llm.engine.stats(),
-            }
-            print(json.dumps(content))
+            rows, stats = [asdict(output) for output in outputs], llm.engine.stats()
+            print(json.dumps({"outputs": rows, "stats": stats}))
         elif len(prompts) * params.n == 1:
             outputs = [_stream(llm, prompts[0], params)]
         else:
@@ -163,26 +158,12 @@ def _given(options: argparse.Namespace, of: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-@contextmanager
-def _open_trace(path: Path | None) -> Iterator[IO[str] | None]:
-    """The trace file, emptied and open for writing; None without a path."""
-    if path is None:
-        yield None
-        return
+def _open_trace(path: Path | None) -> AbstractContextManager[IO[str] | None]:
+    """The trace file, emptied and open for writing; nothing without a path."""
     try:
-        with path.open("w", encoding="utf-8") as file:
-            yield file
+        return nullcontext() if path is None else path.open("w", encoding="utf-8")
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
         raise MiniVLLMError(f"cannot write the trace to {path}: {error.strerror}") from error
-
-
-def _prompts(llm: LLM, options: argparse.Namespace) -> list[list[int]]:
-    """Token ids of each prompt."""
-    if not options.chat:
-        return [llm.encode(prompt) for prompt in options.prompt]
-    return [llm.encode_chat([{"role": "user", "content": text}]) for text in options.prompt]
 
 
 def _stream(llm: LLM, prompt: list[int], params: SamplingParams) -> RequestOutput:

@@ -15,6 +15,7 @@ from time import perf_counter
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -22,22 +23,13 @@ from minivllm.config import EngineConfig
 from minivllm.engine import LLMEngine
 from minivllm.llm import LLM, load_engine
 from minivllm.output import RequestOutput
-from minivllm.pool_picture import LEGEND, pool_picture, table_picture
+from minivllm.pool_picture import LEGEND, pool_picture
 from minivllm.sampling_params import SamplingParams
 
 # Enough blocks for six prompts that share nothing: with the cache off, too, all six find room.
 CACHE_ON = EngineConfig(num_kv_blocks=384)
 CACHE_OFF = replace(CACHE_ON, enable_prefix_caching=False)
-PARAMS = SamplingParams(max_tokens=40)
-
-READ_NEXT = """
-Read next
-  minivllm/core/scheduler.py    who runs, and how many tokens of each
-  minivllm/core/kv_cache.py     how a prefix is found, shared and let go
-  README.md                     the way into the book
-Try next
-  python -m minivllm generate --prompt "One, two, three, four" --trace trace.jsonl
-  python -m minivllm explain --trace trace.jsonl --request 0"""
+PARAMS = SamplingParams(max_tokens=36, stop=("\n",))
 
 
 @dataclass(slots=True)
@@ -52,10 +44,6 @@ class Run:
     seconds: float = 0.0
     pool: Text | None = None
 
-    def token_ids(self) -> dict[str, list[int]]:
-        """What everybody got."""
-        return {name: output.token_ids for name, output in self.outputs.items()}
-
     def first_token(self, *names: str) -> float:
         """Mean time to the first token of these people, in seconds."""
         return mean(self.outputs[name].time_to_first_token or 0.0 for name in names)
@@ -69,58 +57,60 @@ def run_demo(load: Callable[[EngineConfig], LLMEngine] = load_engine) -> int:
     console = Console(highlight=False)
     with console.status("loading the model"):
         engine = load(CACHE_ON)
-    system_prompt, questions = _script()
-    encode = LLM.from_engine(engine).encode_chat
+    script = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    system = {"role": "system", "content": "\n".join(script["system_prompt"])}
+    encode = LLM(engine=engine).encode_chat
     prompts = {
-        name: encode([system_prompt, {"role": "user", "content": question}])
-        for name, question in questions.items()
+        name: encode([system, {"role": "user", "content": question}])
+        for name, question in script["questions"].items()
     }
     first, *others = prompts
     console.print(
         "Six people ask the assistant of a repair café. Everybody's prompt is the same long"
         f" system prompt and one short question: {len(prompts[first])} tokens for {first}."
+        " The model is a very small one: it speaks well, and is sometimes wrong.\n"
     )
 
-    _title(console, f"1. Cache on: {first} comes first, then five together")
+    console.rule(f"1. Cache on: {first} comes first, then five together", align="left")
     console.print(f"All of {first}'s prompt is computed. The five find the system prompt cached.\n")
-    with _Answers(console, questions) as answers:
-        cached = _run(engine, [[first], others], prompts, answers.show)
-    console.print("\nThe pool while the five were answered, a character a block:\n")
-    console.print(cached.pool or "", "", LEGEND, sep="\n")
-    _print_first_tokens(console, cached)
-    _print_work(console, cached)
+    with Live(console=console, auto_refresh=False) as live:
 
-    _title(console, "2. Cache on: all six together, nothing cached yet")
+        def show(run: Run) -> None:
+            live.update(_answers(run, script["questions"]), refresh=True)
+
+        cached = _run(engine, [[first], others], prompts, show)
+    console.print("\nThe pool while the five were answered, a character a block:\n")
+    console.print(cached.pool or "", "", LEGEND, "", _first_tokens(cached), sep="\n")
+    console.print(
+        f"Cold, {first} waited {cached.first_token(first):.2f} s for the first token;"
+        f" warm, the five waited {cached.first_token(*others):.2f} s, although together."
+    )
+    console.print(_work(cached))
+
+    console.rule("2. Cache on: all six together, nothing cached yet", align="left")
     console.print("One of them computes the system prompt; the five others wait for it, and share.")
     together = _run(LLMEngine(CACHE_ON, engine.runner, engine.tokenizer), [[*prompts]], prompts)
-    _print_work(console, together)
+    console.print(_work(together))
 
-    _title(console, "3. Cache off: as in 1")
+    console.rule("3. Cache off: as in 1", align="left")
     console.print("Everybody computes the system prompt.")
-    uncached = _run(
-        LLMEngine(CACHE_OFF, engine.runner, engine.tokenizer), [[first], others], prompts
-    )
-    _print_work(console, uncached)
+    off = LLMEngine(CACHE_OFF, engine.runner, engine.tokenizer)
+    uncached = _run(off, [[first], others], prompts)
     console.print(
-        f"The five waited {uncached.first_token(*others):.2f} s for their first token,"
-        f" with the cache {cached.first_token(*others):.2f} s."
+        f"The five waited {uncached.first_token(*others):.2f} s for their first token;"
+        f" with the cache it was {cached.first_token(*others):.2f} s."
     )
-
-    return _verdict(console, [cached, together, uncached])
-
-
-def _script() -> tuple[dict[str, str], dict[str, str]]:
-    """The system message, and who asks what."""
-    content = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    system_prompt = "\n".join(content["system_prompt"])
-    return {"role": "system", "content": system_prompt}, content["questions"]
+    console.print(_work(uncached))
+    code = _verdict(console, cached, together, uncached)
+    console.print("", *script["read_next"], sep="\n")
+    return code
 
 
 def _run(
     engine: LLMEngine,
     waves: list[list[str]],
     prompts: dict[str, list[int]],
-    show: Callable[[RequestOutput], None] = lambda output: None,
+    show: Callable[[Run], object] = lambda run: None,
 ) -> Run:
     """Answer wave after wave; the people of one wave are added together."""
     run = Run(engine)
@@ -129,57 +119,26 @@ def _run(
         for name in wave:
             engine.add_request(name, prompts[name], PARAMS)
         while engine.has_unfinished_requests():
-            for output in engine.step():
-                run.outputs[output.request_id] = output
-                show(output)
+            run.outputs |= {output.request_id: output for output in engine.step()}
+            show(run)
             running = engine.scheduler.running
             if 1 < len(running) == len(wave) and all(each.is_decoding for each in running):
-                run.pool = _picture(engine)
+                run.pool = pool_picture(engine.kv, running)
     run.seconds = perf_counter() - started
     return run
 
 
-def _picture(engine: LLMEngine) -> Text:
-    """The pool, and below it everybody's block table."""
-    picture = pool_picture(engine.kv)
-    for sequence in engine.scheduler.running:
-        picture.append(f"\n{sequence.name:>7}: {table_picture(engine.kv, sequence)}")
-    return picture
+def _answers(run: Run, questions: dict[str, str]) -> Group:
+    """Questions and answers, as far as they have come."""
+    lines: list[Text | Padding] = []
+    for name, output in run.outputs.items():
+        lines.append(Text(f"{name:>7}: {questions[name]}", "bold"))
+        dots = " ..." if output.finish_reason == "length" else ""
+        lines.append(Padding(Text(output.text.strip() + dots), (0, 0, 0, 9), expand=False))
+    return Group(*lines)
 
 
-class _Answers:
-    """Questions and answers as they come: redrawn on a terminal, else each one when it is whole."""
-
-    def __init__(self, console: Console, questions: dict[str, str]) -> None:
-        self._console = console
-        self._questions = questions
-        self._texts: dict[str, str] = {}
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-
-    def __enter__(self) -> _Answers:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, output: RequestOutput) -> None:
-        """Take the newest output of somebody."""
-        name = output.request_id
-        self._texts[name] = output.text
-        if self._live is not None:
-            self._live.update(Group(*map(self._line, self._texts)), refresh=True)
-        elif output.finished:
-            self._console.print(self._line(name))
-
-    def _line(self, name: str) -> Text:
-        text = " ".join(self._texts[name].split())
-        return Text.assemble((f"{name:>7}: {self._questions[name]}", "bold"), f"\n         {text}")
-
-
-def _print_first_tokens(console: Console, run: Run) -> None:
+def _first_tokens(run: Run) -> Table:
     """Who found how much of the prompt in the cache, and waited how long."""
     table = Table("who", "prompt tokens", "cached", "computed", "first token after")
     for column in table.columns[1:]:
@@ -188,41 +147,32 @@ def _print_first_tokens(console: Console, run: Run) -> None:
         num_prompt, num_cached = output.num_prompt_tokens, output.num_cached_tokens
         wait = f"{run.first_token(name):.2f} s"
         table.add_row(name, str(num_prompt), str(num_cached), str(num_prompt - num_cached), wait)
-    console.print("\n", table, sep="")
-    cold, *warm = run.outputs
-    console.print(
-        f"Cold, {cold} waited {run.first_token(cold):.2f} s for the first token;"
-        f" warm, the five waited {run.first_token(*warm):.2f} s on average, although together."
-    )
+    return table
 
 
-def _print_work(console: Console, run: Run) -> None:
+def _work(run: Run) -> str:
     """How much of the prompts was computed at all."""
     stats = run.engine.stats()
     num_tokens = sum(output.num_prompt_tokens for output in run.outputs.values())
-    console.print(
+    return (
         f"Computed {stats['prompt_tokens_computed']:,} of {num_tokens:,} prompt tokens"
         f" (hit rate {stats['prefix_hit_rate']:.0%}), and {stats['generated_tokens']} new ones,"
-        f" in {run.seconds:.1f} s."
+        f" in {run.seconds:.1f} s.\n"
     )
 
 
-def _verdict(console: Console, runs: list[Run]) -> int:
+def _verdict(console: Console, *runs: Run) -> int:
     """Compare what everybody got in each run, say so, and give the exit code."""
-    expected, *others = [run.token_ids() for run in runs]
-    different = [name for name in expected if any(o[name] != expected[name] for o in others)]
+    first, *others = [run.outputs for run in runs]
+    different = [
+        name for name in first if any(o[name].token_ids != first[name].token_ids for o in others)
+    ]
     if different:
         console.print(
-            f"\nThe answers of {', '.join(different)} differ between the runs."
+            f"The answers of {', '.join(different)} differ between the runs."
             " The cache must not change an answer: this is a fault.",
             style="bold red",
         )
         return 1
-    console.print("\nAll three runs gave everybody the same answer, token for token.", style="bold")
-    console.print(READ_NEXT)
+    console.print("All three runs gave everybody the same answer, token for token.", style="bold")
     return 0
-
-
-def _title(console: Console, text: str) -> None:
-    console.print()
-    console.rule(text, align="left")

@@ -7,11 +7,12 @@ streams side by side, a generate while a stream pauses): whichever steps, each g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as ReadOnlySequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, cast
 
 from minivllm.config import DEFAULT_MODEL, EngineConfig
 from minivllm.engine import LLMEngine
@@ -27,7 +28,10 @@ from minivllm.progress import progress_bar
 from minivllm.sampling_params import SamplingParams
 
 Prompt = str | Iterable[int]
+Prompts = Prompt | Iterable[Prompt]
+Outputs = Iterator[RequestOutput]
 Conversation = ReadOnlySequence[Mapping[str, str]]
+_Checked = tuple[list[int], SamplingParams]
 Params = SamplingParams | ReadOnlySequence[SamplingParams] | None
 
 
@@ -42,25 +46,6 @@ def load_engine(
     runner = ModelRunner(config)
     tokenizer = Tokenizer(runner.model_path)
     return LLMEngine(config, runner, tokenizer, write_trace_line=write_trace_line)
-
-
-class TextTokenizer(Protocol):
-    """What LLM needs of a tokenizer, besides what its engine needs."""
-
-    def encode(self, text: str) -> list[int]:
-        """The token ids of a raw text."""
-        ...
-
-    def apply_chat_template(self, messages: list[dict[str, str]]) -> list[int]:
-        """The token ids of a conversation, up to where the assistant's next words begin."""
-        ...
-
-
-class _Request(NamedTuple):
-    """A prompt that was checked, and is not added yet."""
-
-    token_ids: list[int]
-    params: SamplingParams
 
 
 @dataclass(slots=True)
@@ -78,6 +63,7 @@ class LLM:
     """A model and its engine.
 
     model    "smollm2-135m", a local Hugging Face folder, or a hub id
+    engine   an engine that was made elsewhere, in place of model and config
     config   further fields of EngineConfig, by name
 
     engine         the LLMEngine. Requests may be added to it directly, too; they advance with
@@ -89,30 +75,20 @@ class LLM:
     Raises ConfigError, DeviceError or ModelError.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, **config: Any) -> None:
-        self._use(load_engine(EngineConfig(model=model, **config)))
-
-    @classmethod
-    def from_engine(cls, engine: LLMEngine) -> LLM:
-        """An LLM around an engine that was made elsewhere, with its tokenizer if it has one."""
-        llm = cls.__new__(cls)
-        llm._use(engine)
-        return llm
-
-    def _use(self, engine: LLMEngine) -> None:
-        self.engine = engine
+    def __init__(
+        self, model: str = DEFAULT_MODEL, *, engine: LLMEngine | None = None, **config: Any
+    ) -> None:
+        self.engine = engine or load_engine(EngineConfig(model=model, **config))
         self.other_outputs: dict[tuple[str, int], RequestOutput] = {}
         self._numbers = count()
         self._inboxes: dict[str, _Inbox] = {}
 
     # What a person calls
 
-    def generate(
-        self, prompts: Prompt | Iterable[Prompt], params: Params = None
-    ) -> list[RequestOutput]:
+    def generate(self, prompts: Prompts, params: Params = None) -> list[RequestOutput]:
         """Complete prompts, all in one engine; the finished outputs, in order.
 
-        prompts  texts, taken as they are (no template), or lists of token ids; or only one
+        prompts  texts, taken as they are (no template), or lists of token ids; or one text
         params   for all prompts, or one for each; None is greedy with 64 tokens
 
         n outputs of a prompt stand together, in order of their index. Every prompt is checked
@@ -122,8 +98,12 @@ class LLM:
         """
         requests = self._check(prompts, params)
         finished = []
-        with progress_bar(sum(request.params.n for request in requests)) as show:
-            for output in self._outputs(requests):
+        with (
+            progress_bar(sum(each.n for _, each in requests)) as show,
+            # An exception in this loop's body would not end the generator by itself.
+            closing(self._outputs(requests)) as outputs,
+        ):
+            for output in outputs:
                 show(output)
                 if output.finished:
                     finished.append(output)
@@ -142,32 +122,26 @@ class LLM:
         prompts = [self.encode_chat(cast("Conversation", each)) for each in conversations]
         return self.generate(prompts, params)
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Outputs:
         """Complete one prompt; an output whenever one of its n sequences gains a token or ends.
 
         The prompt is checked at once, and its request joins the engine at the first next().
         Closing the iterator early aborts it.
         """
-        token_ids = self.encode(prompt)
-        return self._outputs(self._check([token_ids], params))
+        return self._outputs([self._checked(prompt, params or SamplingParams())])
 
-    def stream_all(
-        self, prompts: Prompt | Iterable[Prompt], params: Params = None
-    ) -> Iterator[RequestOutput]:
+    def stream_all(self, prompts: Prompts, params: Params = None) -> Outputs:
         """Like stream, for prompts that run together; request ids are ascending numbers."""
         return self._outputs(self._check(prompts, params))
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: text without a template; ids stay as they are."""
-        if not isinstance(prompt, str):
-            return cast("list[int]", prompt)
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without a template."""
         try:
-            prompt.encode()
+            text.encode()
         except UnicodeEncodeError:
-            raise InvalidRequestError(f"the prompt {prompt!r:.80} is not valid Unicode") from None
-        return self._tokenizer.encode(prompt) if prompt else []
+            raise InvalidRequestError(f"the prompt {text!r:.80} is not valid Unicode") from None
+        token_ids: list[int] = self._tokenizer.encode(text) if text else []
+        return token_ids
 
     def encode_chat(self, conversation: Conversation) -> list[int]:
         """Token ids of a conversation, by the model's chat template."""
@@ -179,32 +153,35 @@ class LLM:
                 )
         if not conversation:
             raise InvalidRequestError("the conversation is empty; give at least one message")
-        return self._tokenizer.apply_chat_template([dict(message) for message in conversation])
+        token_ids: list[int] = self._tokenizer.apply_chat_template(list(conversation))
+        return token_ids
 
     # What the methods are made of
 
     @property
-    def _tokenizer(self) -> TextTokenizer:
+    def _tokenizer(self) -> Any:
+        """The engine's; it can encode, too, while the engine needs no more than decode."""
         if self.engine.tokenizer is None:
             raise InvalidRequestError("the engine has no tokenizer; give prompts as token ids")
-        return cast("TextTokenizer", self.engine.tokenizer)
+        return self.engine.tokenizer
 
-    def _check(self, prompts: Prompt | Iterable[Prompt], params: Params) -> list[_Request]:
+    def _check(self, prompts: Prompts, params: Params) -> list[_Checked]:
         """Check every prompt with its params, or raise InvalidRequestError; adds nothing."""
         each_prompt = _as_prompts(prompts)
         each_params = _for_each(params, len(each_prompt))
-        return [
-            _Request(self.engine.check_request(self.encode(prompt), prompt_params), prompt_params)
-            for prompt, prompt_params in zip(each_prompt, each_params, strict=True)
-        ]
+        return [self._checked(*pair) for pair in zip(each_prompt, each_params, strict=True)]
 
-    def _outputs(self, requests: list[_Request]) -> Iterator[RequestOutput]:
+    def _checked(self, prompt: Prompt, params: SamplingParams) -> _Checked:
+        token_ids = self.encode(prompt) if isinstance(prompt, str) else prompt
+        return self.engine.check_request(token_ids, params), params
+
+    def _outputs(self, requests: list[_Checked]) -> Generator[RequestOutput]:
         """Add the requests and give their outputs as they come; abort what is left at the end."""
         inbox = _Inbox()
         try:
             with interrupts_held():
-                for request in requests:
-                    self._add(request, inbox)
+                for token_ids, params in requests:
+                    self._add(token_ids, params, inbox)
             while inbox.outputs or inbox.num_open:
                 if inbox.outputs:
                     yield inbox.outputs.popleft()
@@ -214,15 +191,15 @@ class LLM:
             with interrupts_held():
                 self._abandon(inbox)
 
-    def _add(self, request: _Request, inbox: _Inbox) -> None:
+    def _add(self, token_ids: list[int], params: SamplingParams, inbox: _Inbox) -> None:
         """Add a request under the next number that nobody else has taken as an id."""
         for number in self._numbers:
             try:
-                self.engine.add_request(str(number), request.token_ids, request.params)
+                self.engine.add_request(str(number), token_ids, params)
             except DuplicateRequestError:
                 continue
             self._inboxes[str(number)] = inbox
-            inbox.num_open[str(number)] = request.params.n
+            inbox.num_open[str(number)] = params.n
             return
 
     def _step(self) -> None:
@@ -260,14 +237,13 @@ class LLM:
             self._step()  # computes nothing: it only returns what was aborted
 
 
-def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """One text or one list of token ids is a list of one prompt."""
+def _as_prompts(prompts: Prompts) -> list[Prompt]:
+    """A single text is a list of one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [cast("list[int]", items)]
-    return cast("list[Prompt]", items)
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequestError(f"prompts is {prompts!r:.80}; it must be texts or token ids")
+    return cast("list[Prompt]", list(prompts))
 
 
 def _for_each(params: Params, num_prompts: int) -> list[SamplingParams]:
