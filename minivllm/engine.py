@@ -120,10 +120,8 @@ class LLMEngine:
                 f" {blocks_for(num_tokens, size):,} or shorten the prompt"
             )
         if params.stop and self.tokenizer is None:
-            raise InvalidRequestError(
-                f"stop is {params.stop!r}, but the engine has no tokenizer; give it one"
-                " or use stop_token_ids"
-            )
+            given = f"stop is {params.stop!r}, but the engine has no tokenizer"
+            raise InvalidRequestError(f"{given}; give it one or use stop_token_ids")
         return token_ids
 
     def add_request(
@@ -150,15 +148,11 @@ class LLMEngine:
         not been returned; nothing has changed then.
         """
         params = params or SamplingParams()
-        if request_id in self._requests:
-            raise DuplicateRequestError(
-                f"request id {request_id!r} is in use; wait until its output is returned"
-                " or choose another id"
-            )
+        if self.is_live(request_id):
+            raise DuplicateRequestError(f"request id {request_id!r} is in use; choose another one")
         if cacheable_tokens is not None and cacheable_tokens < 0:
-            raise InvalidRequestError(
-                f"cacheable_tokens is {cacheable_tokens}; it must be None or 0 or more"
-            )
+            given = f"cacheable_tokens is {cacheable_tokens}"
+            raise InvalidRequestError(f"{given}; it must be None or 0 or more")
         token_ids = self.check_request(prompt_token_ids, params)
         is_cached = self.config.enable_prefix_caching
         policy = CachePolicy(
@@ -176,11 +170,15 @@ class LLMEngine:
 
         Raises UnknownRequestError if no request with this id is live.
         """
-        if request_id not in self._requests:
+        if not self.is_live(request_id):
             raise UnknownRequestError(f"no live request has the id {request_id!r}")
         for branch in self._requests[request_id].values():
             if branch.sequence.state is not SequenceState.FINISHED:
                 self.scheduler.finish(branch.sequence, "abort")
+
+    def is_live(self, request_id: str) -> bool:
+        """True from add_request until the last output of this request is returned."""
+        return request_id in self._requests
 
     def has_unfinished_requests(self) -> bool:
         """True while step() has something to compute or to return."""
@@ -233,10 +231,8 @@ class LLMEngine:
             raise RunnerError(f"the runner returned {len(sampled)} tokens for {expected} sequences")
         for token in sampled:
             if not 0 <= token.token_id < self.runner.vocab_size:
-                raise RunnerError(
-                    f"the runner chose token {token.token_id}; the vocabulary has"
-                    f" {self.runner.vocab_size:,} tokens"
-                )
+                size = f"the vocabulary has {self.runner.vocab_size:,} tokens"
+                raise RunnerError(f"the runner chose token {token.token_id}; {size}")
 
     def _take_token(self, sequence: Sequence) -> None:
         """Note the time of a first token, grow the text, and end the sequence if it is done."""
@@ -263,9 +259,8 @@ class LLMEngine:
         nothing has changed then.
         """
         if self._requests:
-            raise EngineBusyError(
-                f"{len(self._requests)} requests are live; finish or abort them before load_weights"
-            )
+            live = f"{len(self._requests)} requests are live"
+            raise EngineBusyError(f"{live}; finish or abort them before load_weights")
         load = getattr(self.runner, "load_weights", None)
         if load is None:
             raise RunnerError(f"{type(self.runner).__name__} cannot load weights")
@@ -352,10 +347,8 @@ class LLMEngine:
         size = self.runner.vocab_size
         for token_id in token_ids:
             if not 0 <= token_id < size:
-                raise InvalidRequestError(
-                    f"{name}: token id {token_id} is outside the vocabulary of {size:,} tokens;"
-                    f" it must be 0 to {size - 1}"
-                )
+                wrong = f"{name}: token id {token_id} is outside the vocabulary of {size:,} tokens"
+                raise InvalidRequestError(f"{wrong}; it must be 0 to {size - 1}")
 
 
 def _token_ids(prompt: Iterable[int]) -> list[int]:
@@ -363,9 +356,8 @@ def _token_ids(prompt: Iterable[int]) -> list[int]:
     try:
         return [operator.index(token_id) for token_id in prompt]
     except TypeError:
-        raise InvalidRequestError(
-            f"the prompt is {type(prompt).__name__} {prompt!r:.80}; it must be a list of token ids"
-        ) from None
+        given = f"the prompt is {type(prompt).__name__} {prompt!r:.80}"
+        raise InvalidRequestError(f"{given}; it must be a list of token ids") from None
 
 
 def _with_seed(params: SamplingParams) -> SamplingParams:
@@ -386,9 +378,8 @@ def _max_model_len(config: EngineConfig, runner: Runner) -> int:
     """Return the smaller of what is asked for and what the model can; more is refused."""
     wanted = config.max_model_len or runner.max_model_len
     if wanted > runner.max_model_len:
-        raise ConfigError(
-            f"max_model_len is {wanted:,}; the model takes at most {runner.max_model_len:,} tokens"
-        )
+        most = f"the model takes at most {runner.max_model_len:,} tokens"
+        raise ConfigError(f"max_model_len is {wanted:,}; {most}")
     return wanted
 
 
@@ -399,8 +390,6 @@ def _num_kv_blocks(config: EngineConfig, runner: Runner) -> int:
     num_bytes = config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES
     block_bytes = runner.kv_bytes_per_block(config.block_size)
     if num_bytes < block_bytes:
-        raise ConfigError(
-            f"kv_cache_bytes is {num_bytes:,}: a pool of 0 blocks; one block of"
-            f" {config.block_size} tokens takes {block_bytes:,} bytes"
-        )
+        one = f"one block of {config.block_size} tokens takes {block_bytes:,} bytes"
+        raise ConfigError(f"kv_cache_bytes is {num_bytes:,}: a pool of 0 blocks; {one}")
     return num_bytes // block_bytes

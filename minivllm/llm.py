@@ -7,7 +7,7 @@ streams side by side, a generate while a stream pauses): whichever steps, each g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as ReadOnlySequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,12 +16,7 @@ from typing import Any, cast
 
 from minivllm.config import DEFAULT_MODEL, EngineConfig
 from minivllm.engine import LLMEngine
-from minivllm.errors import (
-    DuplicateRequestError,
-    InvalidRequestError,
-    RunnerError,
-    UnknownRequestError,
-)
+from minivllm.errors import InvalidRequestError, RunnerError
 from minivllm.interrupts import interrupts_held
 from minivllm.output import RequestOutput
 from minivllm.progress import progress_bar
@@ -35,17 +30,9 @@ _Checked = tuple[list[int], SamplingParams]
 Params = SamplingParams | ReadOnlySequence[SamplingParams] | None
 
 
-def load_engine(
-    config: EngineConfig, write_trace_line: Callable[[str], object] | None = None
-) -> LLMEngine:
-    """An engine with the model that `config` names, and its tokenizer."""
-    # Imported late: torch takes seconds, and an LLM around a given engine does not need it.
-    from minivllm.model.runner import ModelRunner
-    from minivllm.tokenizer import Tokenizer
-
-    runner = ModelRunner(config)
-    tokenizer = Tokenizer(runner.model_path)
-    return LLMEngine(config, runner, tokenizer, write_trace_line=write_trace_line)
+def load_engine(config: EngineConfig, write_trace_line: Any = None) -> LLMEngine:
+    """An engine with its model."""
+    return LLMEngine(config, write_trace_line=write_trace_line)
 
 
 @dataclass(slots=True)
@@ -78,7 +65,7 @@ class LLM:
     def __init__(
         self, model: str = DEFAULT_MODEL, *, engine: LLMEngine | None = None, **config: Any
     ) -> None:
-        self.engine = engine or load_engine(EngineConfig(model=model, **config))
+        self.engine = engine or LLMEngine(EngineConfig(model=model, **config))
         self.other_outputs: dict[tuple[str, int], RequestOutput] = {}
         self._numbers = count()
         self._inboxes: dict[str, _Inbox] = {}
@@ -145,14 +132,13 @@ class LLM:
 
     def encode_chat(self, conversation: Conversation) -> list[int]:
         """Token ids of a conversation, by the model's chat template."""
+        if not conversation:
+            raise InvalidRequestError("the conversation is empty; give at least one message")
         for message in conversation:
             is_message = isinstance(message, Mapping) and {"role", "content"} <= message.keys()
             if not is_message or not all(isinstance(text, str) for text in message.values()):
-                raise InvalidRequestError(
-                    f"message is {message!r:.80}; it must be {{'role': text, 'content': text}}"
-                )
-        if not conversation:
-            raise InvalidRequestError("the conversation is empty; give at least one message")
+                allowed = "{'role': text, 'content': text}"
+                raise InvalidRequestError(f"message is {message!r:.80}; it must be {allowed}")
         token_ids: list[int] = self._tokenizer.apply_chat_template(list(conversation))
         return token_ids
 
@@ -193,14 +179,10 @@ class LLM:
 
     def _add(self, token_ids: list[int], params: SamplingParams, inbox: _Inbox) -> None:
         """Add a request under the next number that nobody else has taken as an id."""
-        for number in self._numbers:
-            try:
-                self.engine.add_request(str(number), token_ids, params)
-            except DuplicateRequestError:
-                continue
-            self._inboxes[str(number)] = inbox
-            inbox.num_open[str(number)] = params.n
-            return
+        request_id = next(i for i in map(str, self._numbers) if not self.engine.is_live(i))
+        self.engine.add_request(request_id, token_ids, params)
+        self._inboxes[request_id] = inbox
+        inbox.num_open[request_id] = params.n
 
     def _step(self) -> None:
         """Advance the engine by one step, and hand each output to whom it belongs."""
@@ -228,9 +210,9 @@ class LLM:
         What step() returns for them later is filed in the inbox, which nobody reads any more.
         """
         for request_id in list(inbox.num_open):
-            try:
+            if self.engine.is_live(request_id):
                 self.engine.abort(request_id)
-            except UnknownRequestError:  # somebody else's step() returned it
+            else:  # somebody else's step() returned it
                 del inbox.num_open[request_id], self._inboxes[request_id]
         stats = self.engine.stats()
         if inbox.num_open and stats["num_waiting"] == stats["num_running"] == 0:
