@@ -4,8 +4,6 @@ Whoever calls LLM need not step the engine. Several calls may be open at the sam
 streams side by side, a generate while a stream pauses): whichever steps, each gets its own.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as ReadOnlySequence

@@ -4,8 +4,6 @@ Everything is made in a temporary folder beside its place and moved there by one
 file system does at once or not. Whatever an interrupted run leaves behind has another name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
