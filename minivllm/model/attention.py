@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from minivllm.config import ATTENTION_BACKENDS
 from minivllm.core.batch import ScheduledSequence
 from minivllm.errors import ConfigError
+from minivllm.model.rope import Rotation, rotate
 
 ENVIRONMENT_VARIABLE = "MINIVLLM_ATTENTION"
 
@@ -40,10 +41,19 @@ class KVCache(NamedTuple):
 class StepAttention(Protocol):
     """Attention for the rows of one step: made once a step, shared by all layers."""
 
-    def store(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write each row's key and value to its slot of the cache.
+    def rotate_and_store(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """Turn query and key by their positions; write key and value to each row's slot.
 
-        keys, values  [num_tokens, num_kv_heads, head_dim], dtype and device of the cache
+        query       [num_tokens, num_heads, head_dim]
+        key, value  [num_tokens, num_kv_heads, head_dim], dtype and device of the cache
+        returns     the turned query
         """
         ...
 
@@ -104,8 +114,20 @@ class TorchAttention:
             spans=tuple(_span(sequence, block_size, device) for sequence in sequences),
         )
 
-    def store(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def rotate_and_store(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        cache: KVCache,
+    ) -> torch.Tensor:
         """See StepAttention."""
+        self.store(cache, rotate(key, rotation), value)
+        return rotate(query, rotation)
+
+    def store(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write each row's key and value to its slot; [num_tokens, num_kv_heads, head_dim]."""
         cache.keys.flatten(0, 1).index_copy_(0, self.slot_mapping, keys)
         cache.values.flatten(0, 1).index_copy_(0, self.slot_mapping, values)
 
@@ -156,27 +178,42 @@ def _heads_first(rows: torch.Tensor) -> torch.Tensor:
     return rows.transpose(0, 1)[None]
 
 
-def select_attention_backend(requested: str, device: torch.device) -> AttentionBackend:
-    """The backend that EngineConfig.attention_backend or MINIVLLM_ATTENTION names.
+def choose_backend(requested: str, device: torch.device) -> str:
+    """Torch or triton: what EngineConfig.attention_backend or MINIVLLM_ATTENTION comes to.
 
-    Raises ConfigError for an unknown name, and for one whose requirements are not met here.
+    Auto is triton on a GPU that has it. Raises ConfigError for an unknown name, and for triton
+    where it cannot run.
     """
     name = os.environ.get(ENVIRONMENT_VARIABLE) or requested
     if name not in ATTENTION_BACKENDS:
         raise ConfigError(
             f"{ENVIRONMENT_VARIABLE} is {name!r}; it must be one of {', '.join(ATTENTION_BACKENDS)}"
         )
-    if name == "triton":
-        raise ConfigError(
-            f"attention_backend is 'triton', but {_missing_for_triton(device)}; use auto or torch"
-        )
-    return TorchAttention.begin_step
+    missing = _missing_for_triton(device)
+    if name == "triton" and missing:
+        raise ConfigError(f"attention_backend is 'triton', but {missing}; use auto or torch")
+    if name == "auto":
+        return "triton" if device.type == "cuda" and not missing else "torch"
+    return name
 
 
-def _missing_for_triton(device: torch.device) -> str:
-    """The first thing that the Triton backend lacks here."""
-    if device.type != "cuda":
-        return f"it needs a CUDA GPU and the device is {device.type}"
+def select_attention_backend(requested: str, device: torch.device) -> AttentionBackend:
+    """The backend that choose_backend names. Raises ConfigError."""
+    if choose_backend(requested, device) == "torch":
+        return TorchAttention.begin_step
+    # Imported late: there is no triton on every machine.
+    from minivllm.model.triton_attention import TritonAttention
+
+    return TritonAttention.begin_step
+
+
+def _missing_for_triton(device: torch.device) -> str | None:
+    """The first thing that the Triton backend lacks here; None: it can run."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
-    return "its kernels are not part of the engine yet"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return (
+            f"it needs a CUDA GPU and the device is {device.type} (TRITON_INTERPRET=1 in the"
+            " environment runs the kernels on a CPU, slowly, in Triton's interpreter)"
+        )
+    return None

@@ -15,12 +15,18 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from minivllm.model.attention import KVCache, StepAttention
 from minivllm.model.linear import Linear, LinearFactory
 from minivllm.model.model_config import ModelConfig
-from minivllm.model.rope import Rotation, inverse_frequencies, rotate, rotation_at
+from minivllm.model.ops import TORCH_OPS, Ops
+from minivllm.model.rope import (
+    RotaryTable,
+    Rotation,
+    inverse_frequencies,
+    rotary_table,
+    rotation_at,
+)
 
 
 class Weights(Protocol):
@@ -35,38 +41,51 @@ class Weights(Protocol):
 
 
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich 2019).
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich 2019)."""
 
-    Normalised in float32 and rounded before the weight is applied, as the models were trained.
-    """
-
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float, ops: Ops) -> None:
         self._weight = weight
         self._eps = eps
+        self._ops = ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] -> [..., size], in the dtype of x."""
-        normalised = F.rms_norm(x.float(), (x.shape[-1],), eps=self._eps)
-        return normalised.to(x.dtype) * self._weight
+        return self._ops.rms_norm(x, self._weight, self._eps)
+
+    def of_sum(self, x: torch.Tensor, update: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the norm of x + update, x + update); each [num_tokens, size]."""
+        return self._ops.add_rms_norm(update, x, self._weight, self._eps)
 
 
 class _Parts:
     """Builds the parts of the network from the tensors below one prefix."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, linear: LinearFactory) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, linear: LinearFactory, ops: Ops
+    ) -> None:
         self.config = config
+        self.ops = ops
         self._weights = weights
         self._linear = linear
 
     def linear(self, name: str, out_features: int, in_features: int, bias: bool) -> Linear:
-        weight = self._weights.take(f"{name}.weight", (out_features, in_features))
-        return self._linear(
-            weight, self._weights.take(f"{name}.bias", (out_features,)) if bias else None
-        )
+        return self.linears({name: out_features}, in_features, bias)
+
+    def linears(self, out_features: dict[str, int], in_features: int, bias: bool) -> Linear:
+        """Several layers with one input as one matrix product; their outputs lie side by side."""
+        names = out_features.items()
+        weights = [self._weights.take(f"{name}.weight", (n, in_features)) for name, n in names]
+        biases = [self._weights.take(f"{name}.bias", (n,)) for name, n in names if bias]
+        return self._linear(_joined(weights), _joined(biases) if bias else None)
 
     def norm(self, name: str, size: int) -> RMSNorm:
         weight = self._weights.take(f"{name}.weight", (size,))
-        return RMSNorm(weight, self.config.rms_norm_eps)
+        return RMSNorm(weight, self.config.rms_norm_eps, self.ops)
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One below the other. A single one is not copied: it may be a file mapped into memory."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 class Attention:
@@ -77,9 +96,11 @@ class Attention:
         hidden, head_dim = config.hidden_size, config.head_dim
         query_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
         self._head_dim = head_dim
-        self._query = parts.linear(f"{name}.q_proj", query_size, hidden, config.qkv_bias)
-        self._key = parts.linear(f"{name}.k_proj", kv_size, hidden, config.qkv_bias)
-        self._value = parts.linear(f"{name}.v_proj", kv_size, hidden, config.qkv_bias)
+        self._num_heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        sizes = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
+        self._query_key_value = parts.linears(
+            {f"{name}.{part}": size for part, size in sizes.items()}, hidden, config.qkv_bias
+        )
         self._output = parts.linear(f"{name}.o_proj", hidden, query_size, config.output_bias)
         self._query_norm: _HeadNorm = _unchanged
         self._key_norm: _HeadNorm = _unchanged
@@ -91,15 +112,11 @@ class Attention:
         self, x: torch.Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
     ) -> torch.Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]; writes the rows' keys and values."""
-        query = rotate(self._query_norm(self._heads(self._query(x))), rotation)
-        key = rotate(self._key_norm(self._heads(self._key(x))), rotation)
-        step.store(cache, key, self._heads(self._value(x)))
-        attended = step.attend(query, cache)
-        return self._output(attended.flatten(1))
-
-    def _heads(self, rows: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, heads * head_dim] -> [num_tokens, heads, head_dim]."""
-        return rows.view(len(rows), -1, self._head_dim)
+        heads = self._query_key_value(x).view(len(x), -1, self._head_dim)
+        query, key, value = torch.split(heads, self._num_heads, dim=1)
+        query, key = self._query_norm(query), self._key_norm(key)
+        query = step.rotate_and_store(query, key, value, rotation, cache)
+        return self._output(step.attend(query, cache).flatten(1))
 
 
 _HeadNorm = Callable[[torch.Tensor], torch.Tensor]
@@ -116,17 +133,23 @@ class MLP:
     def __init__(self, parts: _Parts, name: str) -> None:
         hidden, inner = parts.config.hidden_size, parts.config.intermediate_size
         bias = parts.config.mlp_bias
-        self._gate = parts.linear(f"{name}.gate_proj", inner, hidden, bias)
-        self._up = parts.linear(f"{name}.up_proj", inner, hidden, bias)
+        self._gate_up = parts.linears(
+            {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, bias
+        )
+        self._silu_and_mul = parts.ops.silu_and_mul
         self._down = parts.linear(f"{name}.down_proj", hidden, inner, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]."""
-        return self._down(F.silu(self._gate(x)) * self._up(x))
+        return self._down(self._silu_and_mul(self._gate_up(x)))
 
 
 class DecoderLayer:
-    """Attention, then MLP, each on a normalised input and added to the residual."""
+    """Attention, then MLP, each on a normalised input and added to the residual.
+
+    Every addition is followed by a norm, which may do both in one pass over memory. So a layer
+    hands on the residual x and, not yet added, the update of its MLP: the next norm adds it.
+    """
 
     def __init__(self, parts: _Parts, name: str) -> None:
         hidden = parts.config.hidden_size
@@ -136,18 +159,27 @@ class DecoderLayer:
         self._mlp = MLP(parts, f"{name}.mlp")
 
     def __call__(
-        self, x: torch.Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
-    ) -> torch.Tensor:
-        """[num_tokens, hidden] -> [num_tokens, hidden]."""
-        x = x + self._attention(self._attention_norm(x), rotation, cache, step)
-        return x + self._mlp(self._mlp_norm(x))
+        self,
+        x: torch.Tensor,
+        update: torch.Tensor,
+        rotation: Rotation,
+        cache: KVCache,
+        step: StepAttention,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x, update) -> (x, update), all [num_tokens, hidden]."""
+        normed, x = self._attention_norm.of_sum(x, update)
+        update = self._attention(normed, rotation, cache, step)
+        normed, x = self._mlp_norm.of_sum(x, update)
+        return x, self._mlp(normed)
 
 
 class Decoder:
     """The whole network. Holds parameters and no state: the KV cache is passed in."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, linear: LinearFactory) -> None:
-        parts = _Parts(config, weights, linear)
+    def __init__(
+        self, config: ModelConfig, weights: Weights, linear: LinearFactory, ops: Ops = TORCH_OPS
+    ) -> None:
+        parts = _Parts(config, weights, linear, ops)
         table_shape = (config.vocab_size, config.hidden_size)
         self._embedding = weights.take("model.embed_tokens.weight", table_shape)
         self._layers = [
@@ -159,9 +191,11 @@ class Decoder:
             if config.tie_word_embeddings
             else parts.linear("lm_head", *table_shape, bias=False)
         )
-        self._inv_frequencies = inverse_frequencies(config.rope, config.head_dim).to(
-            self._embedding.device
+        cos, sin = rotary_table(
+            inverse_frequencies(config.rope, config.head_dim), config.max_position_embeddings
         )
+        device = self._embedding.device
+        self._rotary = RotaryTable(cos.to(device), sin.to(device))
 
     def hidden(
         self,
@@ -176,11 +210,13 @@ class Decoder:
         kv                    one KVCache a layer; the rows' slots are written
         step                  attention for exactly these rows
         """
-        x = self._embedding[token_ids]
-        rotation = rotation_at(positions, self._inv_frequencies, x.dtype)
+        # The embedding is the first update of an empty residual.
+        update = self._embedding[token_ids]
+        x = torch.zeros_like(update)
+        rotation = rotation_at(positions, self._rotary, x.dtype)
         for layer, cache in zip(self._layers, kv, strict=True):
-            x = layer(x, rotation, cache, step)
-        return x
+            x, update = layer(x, update, rotation, cache, step)
+        return x + update
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every token after each given row: [num_rows, vocab_size] float32.

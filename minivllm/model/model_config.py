@@ -4,31 +4,21 @@ Whatever this engine does not compute is refused here by name, before a single w
 The field names and defaults are those of transformers' LlamaConfig, Qwen2Config and Qwen3Config.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from minivllm.errors import ModelError, UnsupportedModelError
 
 Json = Mapping[str, Any]
 
 ARCHITECTURES = {f"{name}ForCausalLM": name.lower() for name in ("Llama", "Qwen2", "Qwen3")}
-ROPE_TYPES = ("default", "llama3")
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
-ACTIVATIONS = ("silu", "swish")  # two names of one function
-
-_DEFAULT_ROPE_THETA = 10_000.0
-_DEFAULT_MAX_POSITIONS = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
-_QWEN_NUM_KV_HEADS = 32
-_QWEN3_HEAD_DIM = 128
 
 
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
+class Llama3Scaling(NamedTuple):
     """How Llama 3.1 stretches the rotary wavelengths to a longer context (see rope.py)."""
 
     factor: float
@@ -37,8 +27,7 @@ class Llama3Scaling:
     original_max_positions: int
 
 
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
+class RopeConfig(NamedTuple):
     """Rotary embedding: the base of the frequencies, and `scaling` for rope type llama3."""
 
     theta: float
@@ -74,7 +63,7 @@ class ModelConfig:
     qk_norm: bool
 
     @classmethod
-    def from_json(cls, config: Json) -> ModelConfig:
+    def from_json(cls, config: Json) -> Self:
         """Read the dict of a config.json.
 
         Raises UnsupportedModelError for a network this engine does not compute, and ModelError
@@ -83,8 +72,7 @@ class ModelConfig:
         model_type = _model_type(config)
         _refuse_unsupported(config)
         num_heads = _positive_int(config, "num_attention_heads")
-        num_kv_heads = _num_kv_heads(config, model_type, num_heads)
-        max_positions = _DEFAULT_MAX_POSITIONS[model_type]
+        max_positions = 2048 if model_type == "llama" else 32768
         attention_bias = bool(config.get("attention_bias", False))
         return cls(
             model_type=model_type,
@@ -93,7 +81,7 @@ class ModelConfig:
             intermediate_size=_positive_int(config, "intermediate_size"),
             num_layers=_positive_int(config, "num_hidden_layers"),
             num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
+            num_kv_heads=_num_kv_heads(config, model_type, num_heads),
             head_dim=_head_dim(config, model_type, num_heads),
             max_position_embeddings=_positive_int(config, "max_position_embeddings", max_positions),
             rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
@@ -121,9 +109,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def weight_dtype(config: Json) -> str:
     """The dtype the checkpoint was saved in; config.json calls it dtype or torch_dtype."""
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-    if dtype not in WEIGHT_DTYPES:
-        raise _unsupported(f"dtype {dtype!r}", WEIGHT_DTYPES)
-    return str(dtype)
+    return _supported("dtype", dtype, WEIGHT_DTYPES)
 
 
 def eos_token_ids(config: Json, generation_config: Json) -> tuple[int, ...]:
@@ -144,46 +130,46 @@ def eos_token_ids(config: Json, generation_config: Json) -> tuple[int, ...]:
 def _model_type(config: Json) -> str:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    by_type = config.get("model_type") if name is None else ARCHITECTURES.get(name)
-    if by_type not in ARCHITECTURES.values():
-        raise _unsupported(f"architecture {name or config.get('model_type')!r}", ARCHITECTURES)
-    return str(by_type)
+    if name is None and config.get("model_type") in ARCHITECTURES.values():
+        return str(config["model_type"])
+    return ARCHITECTURES[
+        _supported("architecture", name or config.get("model_type"), ARCHITECTURES)
+    ]
 
 
 def _refuse_unsupported(config: Json) -> None:
     """Refuse what would change the computation and is not implemented."""
-    if config.get("quantization_config"):
-        raise _unsupported("quantization_config: quantised weights", WEIGHT_DTYPES)
+    _supported("quantization_config", config.get("quantization_config") or "float32", WEIGHT_DTYPES)
     if config.get("use_sliding_window"):
-        raise _unsupported("use_sliding_window: a sliding window", ["full attention"])
+        _supported("use_sliding_window", True, ["full attention"])
     for layer_type in config.get("layer_types") or ():
-        if layer_type != "full_attention":
-            raise _unsupported(f"layer_types: {layer_type!r}", ["full_attention"])
-    activation = config.get("hidden_act", "silu")
-    if activation not in ACTIVATIONS:
-        raise _unsupported(f"hidden_act {activation!r}", ACTIVATIONS)
+        _supported("layer_types", layer_type, ["full_attention"])
+    # Two names of one function.
+    _supported("hidden_act", config.get("hidden_act", "silu"), ["silu", "swish"])
 
 
-def _unsupported(what: str, supported: Iterable[str]) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{what} is not supported; supported: {', '.join(supported)}")
+def _supported(what: str, value: Any, supported: Collection[Any]) -> str:
+    """`value`, if it is among the supported ones; else UnsupportedModelError names them."""
+    if value not in supported:
+        names = ", ".join(map(str, supported))
+        raise UnsupportedModelError(f"{what} {value!r} is not supported; supported: {names}")
+    return str(value)
 
 
 def _num_kv_heads(config: Json, model_type: str, num_heads: int) -> int:
     """Missing: as many as query heads in Llama, 32 in Qwen; null: as many as query heads."""
-    default = num_heads if model_type == "llama" else _QWEN_NUM_KV_HEADS
+    default = num_heads if model_type == "llama" else 32
     if config.get("num_key_value_heads", default) is None:
         return num_heads
     num_kv_heads = _positive_int(config, "num_key_value_heads", default)
     if num_heads % num_kv_heads:
-        raise ModelError(
-            f"num_attention_heads is {num_heads}; it must be a multiple of"
-            f" num_key_value_heads, which is {num_kv_heads}"
-        )
+        allowed = f"a multiple of num_key_value_heads, which is {num_kv_heads}"
+        raise ModelError(f"num_attention_heads is {num_heads}; it must be {allowed}")
     return num_kv_heads
 
 
 def _head_dim(config: Json, model_type: str, num_heads: int) -> int:
-    default = _QWEN3_HEAD_DIM if model_type == "qwen3" else config["hidden_size"] // num_heads
+    default = 128 if model_type == "qwen3" else config["hidden_size"] // num_heads
     # An explicit null means the same as a missing field.
     explicit = {} if config.get("head_dim") is None else config
     head_dim = _positive_int(explicit, "head_dim", default)
@@ -197,27 +183,22 @@ def _rope(config: Json) -> RopeConfig:
     spelled: Json = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(spelled, Mapping):
         raise ModelError(f"rope parameters are {spelled!r}; they must be a JSON object")
-    if any(isinstance(value, Mapping) for value in spelled.values()):
-        raise _unsupported("a set of rope parameters for each layer type", ["one set for all"])
+    for name, value in spelled.items():
+        if isinstance(value, Mapping):
+            _supported("a set of rope parameters for each layer type,", name, ["one set for all"])
     rope_type = spelled.get("rope_type", spelled.get("type", "default"))
-    if rope_type not in ROPE_TYPES:
-        raise _unsupported(f"rope type {rope_type!r}", ROPE_TYPES)
+    _supported("rope type", rope_type, ["default", "llama3"])
     for source in (spelled, config):
-        factor = source.get("partial_rotary_factor")
-        if factor not in (None, 1):
-            raise _unsupported(f"partial_rotary_factor {factor!r}", ["1"])
-    theta_source = spelled if "rope_theta" in spelled else config
-    theta = _number(theta_source, "rope_theta", _DEFAULT_ROPE_THETA)
+        _supported("partial_rotary_factor", source.get("partial_rotary_factor"), (None, 1))
+    theta = _number(spelled if "rope_theta" in spelled else config, "rope_theta", 10_000.0)
     return RopeConfig(theta, _llama3_scaling(spelled) if rope_type == "llama3" else None)
 
 
 def _llama3_scaling(spelled: Json) -> Llama3Scaling:
-    return Llama3Scaling(
-        factor=_number(spelled, "factor"),
-        low_freq_factor=_number(spelled, "low_freq_factor"),
-        high_freq_factor=_number(spelled, "high_freq_factor"),
-        original_max_positions=_positive_int(spelled, "original_max_position_embeddings"),
-    )
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    factor, low, high = (_number(spelled, name) for name in names)
+    original_max_positions = _positive_int(spelled, "original_max_position_embeddings")
+    return Llama3Scaling(factor, low, high, original_max_positions)
 
 
 def _positive_int(config: Json, name: str, default: int | None = None) -> int:

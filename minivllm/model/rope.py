@@ -7,8 +7,6 @@ Channel i is paired with channel i + head_dim / 2, the layout in which Hugging F
 q and k (GGUF files interleave the pairs, see gguf_convert.py).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -17,11 +15,23 @@ import torch
 from minivllm.model.model_config import Llama3Scaling, RopeConfig
 
 
-class Rotation(NamedTuple):
-    """cos and sin of every row's angles, each [num_tokens, 1, head_dim / 2]; the 1 is the heads."""
+class RotaryTable(NamedTuple):
+    """cos and sin of every position's angles, each [num_positions, head_dim / 2] float32."""
 
     cos: torch.Tensor
     sin: torch.Tensor
+
+
+class Rotation(NamedTuple):
+    """The angles of one step's rows, in the two forms in which attention backends read them.
+
+    cos, sin  each row's own, [num_tokens, 1, head_dim / 2] in the network's dtype; 1 is the heads
+    table     every position's, for a kernel that finds each row's own by itself
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    table: RotaryTable
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
@@ -47,20 +57,23 @@ def _stretch(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
 
 
-def rotation_at(
-    positions: torch.Tensor, inv_frequencies: torch.Tensor, dtype: torch.dtype
-) -> Rotation:
-    """The rotation of every row, computed in float32 and rounded to `dtype` once.
+def rotary_table(inv_frequencies: torch.Tensor, num_positions: int) -> RotaryTable:
+    """The angles of positions 0 to num_positions - 1; inv_frequencies [head_dim / 2] float32."""
+    angles = torch.arange(num_positions).float()[:, None] * inv_frequencies
+    return RotaryTable(angles.cos(), angles.sin())
 
-    positions        [num_tokens] absolute positions
-    inv_frequencies  [head_dim / 2] float32
+
+def rotation_at(positions: torch.Tensor, table: RotaryTable, dtype: torch.dtype) -> Rotation:
+    """The rotation of every row, rounded to `dtype` once.
+
+    positions  [num_tokens] absolute positions
     """
-    angles = (positions.float()[:, None] * inv_frequencies)[:, None, :]
-    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
+    cos, sin = (angles[positions][:, None, :].to(dtype) for angles in table)
+    return Rotation(cos, sin, table)
 
 
 def rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Turn each pair (x_i, x_{i + head_dim/2}) by its angle. [num_tokens, heads, head_dim]."""
     first, second = heads.chunk(2, dim=-1)
-    cos, sin = rotation
+    cos, sin = rotation.cos, rotation.sin
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

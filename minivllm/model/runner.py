@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import accumulate
 
 import torch
 
+from kernels.batch import PagedBatch
 from minivllm.config import EngineConfig
-from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence
+from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence, TokenLogprobs
 from minivllm.errors import ConfigError, DeviceError, ModelError
-from minivllm.model.attention import KVCache, select_attention_backend
+from minivllm.model.attention import KVCache, choose_backend, select_attention_backend
+from minivllm.model.cuda_graphs import DecodeGraphs, record_cuda_graph, to_device
 from minivllm.model.decoder import Decoder
 from minivllm.model.linear import DenseLinear
 from minivllm.model.loader import Checkpoint, ModelFolder, resolve_model
 from minivllm.model.model_config import ModelConfig
+from minivllm.model.ops import select_ops
 from minivllm.model.sampler import Sampler
 
 # Logits of a whole prompt are large (1,000 rows x 50,000 tokens = 200 MB): so many at a time.
@@ -42,7 +46,9 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         """Load the model that `config` names. Raises ConfigError, DeviceError, ModelError."""
         self.device = select_device(config.device)
+        self._config = config
         self._begin_attention = select_attention_backend(config.attention_backend, self.device)
+        self._ops = select_ops(config.attention_backend, self.device)
         folder = ModelFolder.open(resolve_model(config.model))
         self.dtype = select_dtype(config.dtype, self.device, folder.weight_dtype)
         self.model_config = folder.config
@@ -53,6 +59,7 @@ class ModelRunner:
         self._decoder = self._build(folder)
         self._sampler = Sampler()
         self._kv: list[KVCache] = []
+        self._graphs: DecodeGraphs | None = None
 
     @property
     def position_config(self) -> str:
@@ -73,6 +80,8 @@ class ModelRunner:
         if differences:
             raise ModelError(f"{path} holds another network: {'; '.join(differences)}")
         self._decoder = self._build(folder)
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Bytes of keys and values, all layers together, for `block_size` tokens."""
@@ -84,7 +93,7 @@ class ModelRunner:
         """Make the paged KV cache, its content undefined. Raises ConfigError if memory is short."""
         config = self.model_config
         shape = (2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        self._kv = []  # first give back what an earlier call took
+        self._kv, self._graphs = [], None  # first give back what an earlier call took
         try:
             caches = [
                 torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -97,55 +106,87 @@ class ModelRunner:
                 f" {self.device} has; lower num_kv_blocks or kv_cache_bytes"
             ) from error
         self._kv = [KVCache(keys, values) for keys, values in caches]
+        self._graphs = self._decode_graphs(num_blocks, block_size)
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> list[SampledToken]:
-        """Write the KV of every [start, end) and choose the next tokens; see core.batch.Runner."""
-        hidden_of = self._compute(batch.sequences)
-        for sequence, hidden in zip(batch.sequences, hidden_of, strict=True):
-            self._score_prompt(sequence, hidden)
-        return self._sample(batch.sequences, hidden_of)
+        """Write the KV of every [start, end) and choose the next tokens; see core.batch.Runner.
+
+        Up to the choice nothing waits for the device: numbers go there from pinned memory, and
+        launches return at once. The next step is scheduled only when this one's tokens are known.
+        """
+        hidden = self._compute(batch.sequences)
+        # Sequence i owns the rows [row_ends[i - 1], row_ends[i]).
+        row_ends = list(accumulate(s.end - s.start for s in batch.sequences))
+        for sequence, row_end in zip(batch.sequences, row_ends, strict=True):
+            if sequence.prompt_logprobs is not None:
+                rows = hidden[row_end - (sequence.end - sequence.start) : row_end]
+                self._score_prompt(sequence, rows, sequence.prompt_logprobs)
+        return self._sample(batch.sequences, hidden, row_ends)
 
     def _build(self, folder: ModelFolder) -> Decoder:
         checkpoint = Checkpoint(folder.path, self.device, self.dtype)
-        decoder = Decoder(folder.config, checkpoint, DenseLinear)
+        decoder = Decoder(folder.config, checkpoint, DenseLinear, self._ops)
         checkpoint.check_all_used()
         return decoder
 
-    def _compute(self, sequences: list[ScheduledSequence]) -> tuple[torch.Tensor, ...]:
-        """Each sequence's hidden states at its positions [start, end): [end - start, hidden]."""
+    def _decode_graphs(self, num_blocks: int, block_size: int) -> DecodeGraphs | None:
+        """Recordings of decode steps, for the kernels on a GPU; None elsewhere."""
+        backend = choose_backend(self._config.attention_backend, self.device)
+        if self.device.type != "cuda" or backend != "triton":
+            return None
+        return DecodeGraphs(
+            self._decode,
+            record_cuda_graph,
+            device=self.device,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=self._config.max_num_seqs,
+            max_context_len=self.max_model_len,
+        )
+
+    def _compute(self, sequences: list[ScheduledSequence]) -> torch.Tensor:
+        """Hidden states at the positions [start, end) of all sequences: [num_tokens, hidden]."""
+        if self._graphs is not None and self._graphs.fits(sequences):
+            return self._graphs.hidden(sequences)
         token_ids = [token for s in sequences for token in s.token_ids[s.start : s.end]]
         positions = [position for s in sequences for position in range(s.start, s.end)]
-        hidden = self._decoder.hidden(
-            torch.tensor(token_ids, device=self.device),
-            torch.tensor(positions, device=self.device),
+        return self._decoder.hidden(
+            to_device(token_ids, self.device),
+            to_device(positions, self.device),
             self._kv,
             self._begin_attention(sequences, self._kv[0]),
         )
-        return torch.split(hidden, [s.end - s.start for s in sequences])
+
+    def _decode(self, token_ids: torch.Tensor, batch: PagedBatch) -> torch.Tensor:
+        """What a CUDA graph records; see cuda_graphs.Forward."""
+        from minivllm.model.triton_attention import TritonAttention  # not on every machine
+
+        step = TritonAttention(batch)
+        return self._decoder.hidden(token_ids, batch.positions, self._kv, step)
 
     def _sample(
-        self, sequences: list[ScheduledSequence], hidden_of: tuple[torch.Tensor, ...]
+        self, sequences: list[ScheduledSequence], hidden: torch.Tensor, row_ends: list[int]
     ) -> list[SampledToken]:
         """Choose a token for each sequence whose newest token was computed, from its last row."""
         sampling = [sequence for sequence in sequences if sequence.samples]
         if not sampling:
             return []
         last_rows = [
-            hidden[-1]
-            for sequence, hidden in zip(sequences, hidden_of, strict=True)
+            row_end - 1
+            for sequence, row_end in zip(sequences, row_ends, strict=True)
             if sequence.samples
         ]
-        logits = self._decoder.logits(torch.stack(last_rows))
+        logits = self._decoder.logits(hidden[to_device(last_rows, self.device)])
         return self._sampler.sample(logits, sampling, self.eos_token_ids)
 
-    def _score_prompt(self, sequence: ScheduledSequence, hidden: torch.Tensor) -> None:
-        """Fill sequence.prompt_logprobs for what these rows predict; row i predicts start + i + 1.
+    def _score_prompt(
+        self, sequence: ScheduledSequence, hidden: torch.Tensor, scores: dict[int, TokenLogprobs]
+    ) -> None:
+        """Fill `scores` by position for what these rows predict; row i predicts start + i + 1.
 
         The row of the prompt's last token predicts no prompt token.
         """
-        if sequence.prompt_logprobs is None:
-            return
         end = min(sequence.end, sequence.num_prompt_tokens - 1) + 1
         for first in range(sequence.start + 1, end, _SCORED_ROWS):
             scored = range(first, min(first + _SCORED_ROWS, end))
@@ -154,7 +195,7 @@ class ModelRunner:
             found = self._sampler.prompt_logprobs(
                 self._decoder.logits(rows), next_token_ids, sequence.params.prompt_logprobs or 0
             )
-            sequence.prompt_logprobs.update(zip(scored, found, strict=True))
+            scores.update(zip(scored, found, strict=True))
 
 
 def _max_model_len(requested: int | None, config: ModelConfig) -> int:

@@ -7,12 +7,16 @@ row: an elementwise exp may round an element differently at another place in mem
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from minivllm.core.batch import SampledToken, ScheduledSequence, TokenLogprobs
 from minivllm.errors import RunnerError
+from minivllm.sampling_params import SamplingParams
+
+Mask = Callable[[torch.Tensor, list[SamplingParams]], torch.Tensor]
+"""Which scores [n, vocab_size] a step drops, from them and the parameters of each row."""
 
 _FLOAT32 = torch.finfo(torch.float32)
 _MASK_64 = 2**64 - 1
@@ -56,22 +60,27 @@ class Sampler:
         but -inf, or a seed is missing.
         """
         if logits.dim() != 2 or logits.shape[0] != len(sequences):
-            raise RunnerError(
-                f"logits have shape {list(logits.shape)} for {len(sequences)} sequences; "
-                "there must be one row a sequence"
-            )
-        raw = logits.float()
-        scores = _penalise_repetition(raw, sequences)
-        scores = _forbid_early_end(scores, sequences, eos_token_ids)
+            wrong = f"logits have shape {list(logits.shape)} for {len(sequences)} sequences"
+            raise RunnerError(f"{wrong}; there must be one row a sequence")
+        raw = scores = logits.float()
+        params = [sequence.params for sequence in sequences]
+        if any(own.repetition_penalty != 1 or own.min_tokens > 0 for own in params):
+            scores = raw.clone()
+            _penalise_repetition(scores, sequences)
+            _forbid_early_end(scores, sequences, eos_token_ids)
         best = scores.max(dim=-1)
         _check_best(best.values.tolist(), sequences)
-        token_ids = best.indices
-        random_rows = [row for row, seq in enumerate(sequences) if seq.params.temperature > 0]
+        random_rows = [row for row, own in enumerate(params) if own.temperature > 0]
         if random_rows:
             # The best score becomes 0, so that no division by a small temperature overflows.
             shifted = scores[random_rows] - best.values[random_rows, None]
-            token_ids[random_rows] = _draw(shifted, [sequences[row] for row in random_rows])
-        return _with_logprobs(raw, sequences, token_ids.tolist())
+            best.indices[random_rows] = _draw(shifted, [sequences[row] for row in random_rows])
+        token_ids = best.indices.tolist()
+        rows = [row for row, own in enumerate(params) if own.logprobs is not None]
+        num_best = [params[row].logprobs or 0 for row in rows]
+        found = _logprobs_of(raw[rows], [token_ids[row] for row in rows], num_best)
+        logprobs = dict(zip(rows, found, strict=True))
+        return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids)]
 
     def prompt_logprobs(
         self, logits: torch.Tensor, next_token_ids: list[int], num_best: int
@@ -83,7 +92,7 @@ class Sampler:
 
         Each dict is best first, the lower id first on a tie, and holds the next token too.
         """
-        return _token_logprobs(logits.float(), next_token_ids, [num_best] * len(next_token_ids))
+        return _logprobs_of(logits.float(), next_token_ids, [num_best] * len(next_token_ids))
 
 
 def uniform(seed: int, position: int) -> float:
@@ -104,60 +113,46 @@ def _mix(bits: int) -> int:
     return bits ^ (bits >> 31)
 
 
-def _penalise_repetition(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> torch.Tensor:
-    """Step 1. Returns `scores` itself if no sequence asks, else a changed copy."""
-    rows = [row for row, seq in enumerate(sequences) if seq.params.repetition_penalty != 1]
-    if not rows:
-        return scores
-    scores = scores.clone()
-    for row in rows:
-        penalty = _in_float32(sequences[row].params.repetition_penalty)
-        seen = torch.tensor(sequences[row].token_ids, device=scores.device)
-        old = scores[row, seen]
-        new = torch.where(old < 0, old * penalty, old / penalty)
-        # A tiny penalty makes a large logit overflow; infinity would look like a broken model.
-        scores[row, seen] = new.clamp(max=_FLOAT32.max)
-    return scores
+def _penalise_repetition(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> None:
+    """Step 1, in place."""
+    for row, sequence in enumerate(sequences):
+        if sequence.params.repetition_penalty != 1:
+            penalty = _in_float32(sequence.params.repetition_penalty)
+            seen = torch.tensor(sequence.token_ids, device=scores.device)
+            old = scores[row, seen]
+            new = torch.where(old < 0, old * penalty, old / penalty)
+            # A tiny penalty makes a large logit overflow; infinity would look like a broken model.
+            scores[row, seen] = new.clamp(max=_FLOAT32.max)
 
 
 def _forbid_early_end(
     scores: torch.Tensor, sequences: list[ScheduledSequence], eos_token_ids: Sequence[int]
-) -> torch.Tensor:
-    """Step 2. Returns `scores` itself if no sequence is short of min_tokens, else a copy."""
-    rows: list[int] = []
-    columns: list[int] = []
+) -> None:
+    """Step 2, in place."""
     for row, sequence in enumerate(sequences):
         params = sequence.params
-        if sequence.num_tokens - sequence.num_prompt_tokens >= params.min_tokens:
-            continue
-        ends = [*params.stop_token_ids, *([] if params.ignore_eos else eos_token_ids)]
-        ends = [token_id for token_id in ends if token_id < scores.shape[1]]
-        rows += [row] * len(ends)
-        columns += ends
-    if not rows:
-        return scores
-    scores = scores.clone()
-    scores[rows, columns] = -math.inf
-    return scores
+        if sequence.num_tokens - sequence.num_prompt_tokens < params.min_tokens:
+            ends = [*params.stop_token_ids, *([] if params.ignore_eos else eos_token_ids)]
+            scores[row, [token_id for token_id in ends if token_id < scores.shape[1]]] = -math.inf
 
 
 def _check_best(best: list[float], sequences: list[ScheduledSequence]) -> None:
     """A row's maximum tells all: NaN if there is one, -inf if no token is left."""
     for value, sequence in zip(best, sequences, strict=True):
         if not math.isfinite(value):
-            raise RunnerError(
-                f"request {sequence.request_id!r}, position {sequence.num_tokens}: no token can "
-                f"be chosen, the largest logit is {value}; a row needs a finite one, no NaN, and "
-                "a token that min_tokens does not forbid"
-            )
+            place = f"request {sequence.request_id!r}, position {sequence.num_tokens}"
+            needed = "a finite one, no NaN, and a token that min_tokens does not forbid"
+            raise RunnerError(f"{place}: the largest logit is {value}; a row needs {needed}")
 
 
 def _draw(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> torch.Tensor:
     """Steps 4 to 8: int64 token ids [n]; `scores` [n, vocab_size] float32 is overwritten."""
-    scores /= _column([_in_float32(seq.params.temperature) for seq in sequences], scores)
-    _keep_top_k(scores, sequences)
-    _keep_top_p(scores, sequences)
-    _keep_min_p(scores, sequences)
+    params = [seq.params for seq in sequences]
+    scores /= _column([_in_float32(own.temperature) for own in params], scores)
+    asks_top_k = [0 < own.top_k < scores.shape[1] for own in params]
+    _drop(scores, params, asks_top_k, _below_top_k)
+    _drop(scores, params, [own.top_p < 1 for own in params], _outside_top_p)
+    _drop(scores, params, [own.min_p > 0 for own in params], _below_min_p)
     # Inverse of the cumulative distribution: the first token whose running sum exceeds the
     # random share of the total. A token of probability 0 adds nothing, so it is never the first;
     # and because uniform() < 1 the share stays below the total.
@@ -168,49 +163,44 @@ def _draw(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> torch.Ten
 
 def _uniform_of(sequence: ScheduledSequence) -> float:
     """The random number for the token at position len(token_ids): output i draws as seed + i."""
-    if sequence.params.seed is None:
-        raise RunnerError(
-            f"request {sequence.request_id!r} has temperature {sequence.params.temperature} and "
-            "no seed; whoever adds the request draws one"
-        )
-    return uniform(sequence.params.seed + sequence.index, sequence.num_tokens)
+    params = sequence.params
+    if params.seed is None:
+        found = f"request {sequence.request_id!r} has temperature {params.temperature} and no seed"
+        raise RunnerError(f"{found}; whoever adds the request draws one")
+    return uniform(params.seed + sequence.index, sequence.num_tokens)
 
 
-def _keep_top_k(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> None:
-    """Step 5, in place: -inf below the k-th largest score."""
-    top_k = [seq.params.top_k for seq in sequences]
-    rows = [row for row, k in enumerate(top_k) if 0 < k < scores.shape[1]]
+def _drop(scores: torch.Tensor, params: list[SamplingParams], asks: list[bool], mask: Mask) -> None:
+    """In the rows that ask for it, -inf in place where `mask` says so."""
+    rows = [row for row, asked in enumerate(asks) if asked]
     if rows:
         kept = scores[rows]
-        largest = kept.topk(max(top_k[row] for row in rows)).values
-        last = torch.tensor([[top_k[row] - 1] for row in rows], device=scores.device)
-        scores[rows] = kept.masked_fill(kept < largest.gather(1, last), -math.inf)
+        scores[rows] = kept.masked_fill(mask(kept, [params[row] for row in rows]), -math.inf)
 
 
-def _keep_top_p(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> None:
-    """Step 6, in place: -inf outside the smallest set whose probabilities reach top_p."""
-    rows = [row for row, seq in enumerate(sequences) if seq.params.top_p < 1]
-    if rows:
-        kept = scores[rows]
-        # Stable, because equal scores may lie on both sides of the edge.
-        ascending, order = kept.sort(dim=-1, stable=True)
-        dropped = ascending.softmax(dim=-1).cumsum(dim=-1) <= _column(
-            [1 - sequences[row].params.top_p for row in rows], kept
-        )
-        # Rounding may leave the whole sum below 1, and a tiny top_p would drop the best too.
-        dropped[:, -1] = False
-        scores[rows] = kept.masked_fill(dropped.scatter(1, order, dropped), -math.inf)
+def _below_top_k(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """Step 5: what is below the k-th largest score."""
+    top_k = torch.tensor([own.top_k for own in params])
+    largest = scores.topk(int(top_k.max())).values
+    return scores < largest.gather(1, (top_k - 1).unsqueeze(1).to(scores.device))
 
 
-def _keep_min_p(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> None:
-    """Step 7, in place: -inf below min_p times the best probability."""
-    rows = [row for row, seq in enumerate(sequences) if seq.params.min_p > 0]
-    if rows:
-        kept = scores[rows]
-        probabilities = kept.softmax(dim=-1)
-        floor = _column([sequences[row].params.min_p for row in rows], kept)
-        too_rare = probabilities < floor * probabilities.amax(dim=-1, keepdim=True)
-        scores[rows] = kept.masked_fill(too_rare, -math.inf)
+def _outside_top_p(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """Step 6: what is outside the smallest set whose probabilities reach top_p."""
+    # Stable, because equal scores may lie on both sides of the edge.
+    ascending, order = scores.sort(dim=-1, stable=True)
+    may_go = _column([1 - own.top_p for own in params], scores)
+    dropped = ascending.softmax(dim=-1).cumsum(dim=-1) <= may_go
+    # Rounding may leave the whole sum below 1, and a tiny top_p would drop the best too.
+    dropped[:, -1] = False
+    return dropped.scatter(1, order, dropped)
+
+
+def _below_min_p(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """Step 7: what is below min_p times the best probability."""
+    probabilities = scores.softmax(dim=-1)
+    floor = _column([own.min_p for own in params], scores)
+    return probabilities < floor * probabilities.amax(dim=-1, keepdim=True)
 
 
 def _in_float32(value: float) -> float:
@@ -223,28 +213,15 @@ def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
 
 
-def _with_logprobs(
-    raw: torch.Tensor, sequences: list[ScheduledSequence], token_ids: list[int]
-) -> list[SampledToken]:
-    """The chosen tokens, with log-probabilities of `raw` for the sequences that ask for them."""
-    rows = [row for row, seq in enumerate(sequences) if seq.params.logprobs is not None]
-    num_best = [sequences[row].params.logprobs or 0 for row in rows]
-    found = _token_logprobs(raw[rows], [token_ids[row] for row in rows], num_best)
-    logprobs = dict(zip(rows, found, strict=True))
-    return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids)]
-
-
-def _token_logprobs(
-    logits: torch.Tensor, token_ids: list[int], num_best: list[int]
-) -> list[TokenLogprobs]:
+def _logprobs_of(logits: torch.Tensor, ids: list[int], num_best: list[int]) -> list[TokenLogprobs]:
     """For each row of `logits` [n, vocab_size] its num_best best tokens and its given one."""
-    if not token_ids:
+    if not ids:
         return []
     logprobs = logits.log_softmax(dim=-1)
     # Stable: of equal ones the lower id comes first.
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
     found = []
-    for row, (token_id, count) in enumerate(zip(token_ids, num_best, strict=True)):
+    for row, (token_id, count) in enumerate(zip(ids, num_best, strict=True)):
         best = zip(order[row, :count].tolist(), ordered[row, :count].tolist(), strict=True)
         # The given token is last, unless it is among the best.
         found.append(dict(best) | {token_id: float(logprobs[row, token_id])})

@@ -1,0 +1,149 @@
+"""Decode steps recorded once and replayed: a GPU graph for each of a ladder of batch sizes.
+
+A decode step is some hundred launches of small kernels, and the host takes longer to launch them
+than the device to run them. A CUDA graph is the whole sequence of launches, recorded once and
+started as one. It repeats what it recorded to the letter: the same sizes at the same addresses.
+So a batch is padded to the next size of a ladder, and its numbers are copied to where the
+recording reads them.
+
+    ladder of 64     1  2  4  8  16  32  48  64
+    5 sequences      run as 8: three more whose context is empty and whose slot is -1, nowhere
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernels.batch import PagedBatch
+from minivllm.core.batch import ScheduledSequence
+
+Compute = Callable[[], torch.Tensor]
+"""A computation over fixed addresses; each call gives its result at the same address."""
+
+Record = Callable[[Compute], Compute]
+"""A computation -> the same one, recorded."""
+
+Forward = Callable[[torch.Tensor, PagedBatch], torch.Tensor]
+"""(token ids [n] int64, a batch of n single-token sequences) -> hidden states [n, hidden]."""
+
+
+def ladder(largest: int) -> tuple[int, ...]:
+    """The batch sizes to record: 1, 2, 4, 8, each multiple of 16 below `largest`, and `largest`.
+
+    Itself, too, when it is no multiple: of 100 the top is 100, not 96, or 97 sequences would
+    find no recording.
+    """
+    steps = (1, 2, 4, 8, *range(16, largest, 16))
+    return (*(size for size in steps if size < largest), largest)
+
+
+def rung_for(num_sequences: int, sizes: Sequence[int]) -> int:
+    """The smallest of the ascending `sizes` that is at least num_sequences, which one must be."""
+    return sizes[bisect_left(sizes, num_sequences)]
+
+
+def record_cuda_graph(compute: Compute) -> Compute:
+    """Record `compute` as a CUDA graph. It also runs once, eagerly.
+
+    That compiles kernels and loads libraries, neither of which may happen in a recording.
+    """
+    compute()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = compute()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return result
+
+    return replay
+
+
+@dataclass(frozen=True, slots=True)
+class _Rung:
+    """One recording, and the addresses it reads its numbers from."""
+
+    token_ids: torch.Tensor
+    batch: PagedBatch
+    run: Compute
+
+
+class DecodeGraphs:
+    """Runs decode batches from recordings, each made when a batch first needs it.
+
+    A recording is made with the numbers of the batch at hand, so that the run before it writes
+    no slot but those that the batch must write anyway.
+
+    forward          what to record; must launch the same for equal sizes, and not wait
+    record           record_cuda_graph; on a CPU, a stand-in
+    max_num_seqs     most sequences of a batch: the ladder's top, unless there are fewer blocks
+    max_context_len  most positions of a sequence: how wide block tables are, and for what
+                     length the attention kernel's split is chosen
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        record: Record,
+        *,
+        device: torch.device,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_context_len: int,
+    ) -> None:
+        self._forward = forward
+        self._record = record
+        self._device = device
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._max_context_len = min(max_context_len, num_blocks * block_size)
+        self._ladder = ladder(min(max_num_seqs, num_blocks))
+        self._rungs: dict[int, _Rung] = {}
+
+    def fits(self, sequences: Sequence[ScheduledSequence]) -> bool:
+        """True for a batch of decodes only. One prefill among them, and the step is not graphed."""
+        return len(sequences) <= self._ladder[-1] and all(s.end - s.start == 1 for s in sequences)
+
+    def hidden(self, sequences: Sequence[ScheduledSequence]) -> torch.Tensor:
+        """[len(sequences), hidden]; read it before the next call, which overwrites it."""
+        size = rung_for(len(sequences), self._ladder)
+        token_ids, batch = self._token_ids(sequences, size), self._batch(sequences, size)
+        if size in self._rungs:
+            self._rungs[size].token_ids.copy_(token_ids, non_blocking=True)
+            self._rungs[size].batch.copy_from(batch)
+        else:
+            run = self._record(lambda: self._forward(token_ids, batch))
+            self._rungs[size] = _Rung(token_ids, batch, run)
+        return self._rungs[size].run()[: len(sequences)]
+
+    def forget(self) -> None:
+        """Drop all recordings: they hold addresses of weights or caches that are replaced."""
+        self._rungs.clear()
+
+    def _token_ids(self, sequences: Sequence[ScheduledSequence], size: int) -> torch.Tensor:
+        ids = [sequence.token_ids[sequence.start] for sequence in sequences]
+        return to_device(ids + [0] * (size - len(ids)), self._device)
+
+    def _batch(self, sequences: Sequence[ScheduledSequence], size: int) -> PagedBatch:
+        batch = PagedBatch.from_host(
+            [sequence.block_table for sequence in sequences],
+            [(sequence.start, sequence.end) for sequence in sequences],
+            num_blocks=self._num_blocks,
+            block_size=self._block_size,
+            device=self._device,
+            num_sequences=size,
+            max_blocks=-(-self._max_context_len // self._block_size),
+        )
+        # The kernel is chosen when it is recorded, and this length is what it is chosen by.
+        return replace(batch, max_context_len=self._max_context_len)
+
+
+def to_device(numbers: list[int], device: torch.device) -> torch.Tensor:
+    """[len(numbers)] int64 on `device`. From pinned memory, nobody waits for the copy."""
+    host = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)

@@ -1,0 +1,69 @@
+"""What stands between the matrix products: one name each, in plain torch or as a fused kernel.
+
+A GPU spends a decode step reading weights, keys and values; what comes between costs it a launch
+and a trip through memory each time. So the kernels do in one pass what torch does in several.
+Which of the two a model uses is chosen once, when it is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from minivllm.model.attention import choose_backend
+
+
+class Ops(NamedTuple):
+    """Functions of rows; a result has the dtype of its input.
+
+    rms_norm      (x [..., size], weight [size], eps) -> x / sqrt(mean(x^2) + eps) * weight
+    add_rms_norm  (update, x, weight, eps) -> (rms_norm of x + update, x + update);
+                  all [num_tokens, size]
+    silu_and_mul  [num_tokens, 2 * size], gate and up side by side -> silu(gate) * up
+    """
+
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    add_rms_norm: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]
+    ]
+    silu_and_mul: Callable[[torch.Tensor], torch.Tensor]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalised in float32 and rounded before the weight is applied, as the models were trained.
+
+    The kernel rounds once, at the end: in half precision the two differ by a rounding.
+    """
+    normalised = F.rms_norm(x.float(), (x.shape[-1],), eps=eps)
+    return normalised.to(x.dtype) * weight
+
+
+def add_rms_norm(
+    update: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See Ops."""
+    total = x + update
+    return rms_norm(total, weight, eps), total
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See Ops."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+TORCH_OPS = Ops(rms_norm, add_rms_norm, silu_and_mul)
+
+
+def select_ops(requested: str, device: torch.device) -> Ops:
+    """The functions that go with the attention backend of the same name. Raises ConfigError."""
+    if choose_backend(requested, device) == "torch":
+        return TORCH_OPS
+    # Imported late: there is no triton on every machine.
+    from kernels import rms_norm as norms
+    from kernels.silu_and_mul import silu_and_mul as fused_silu_and_mul
+
+    return Ops(norms.rms_norm, norms.add_rms_norm, fused_silu_and_mul)

@@ -1,0 +1,190 @@
+"""The bookkeeping of decode graphs, with a stand-in for the graph: the function itself, called."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.errors import KernelInputError
+from minivllm.core.batch import ScheduledSequence
+from minivllm.model.cuda_graphs import DecodeGraphs, ladder, record_cuda_graph, rung_for
+from minivllm.sampling_params import SamplingParams
+
+LARGEST = st.integers(1, 1000)
+BLOCK_SIZE = 4
+
+
+@given(LARGEST)
+def test_a_ladder_ascends_from_one_to_the_largest_itself(largest):
+    sizes = ladder(largest)
+    assert sizes[0] == 1
+    assert sizes[-1] == largest
+    assert list(sizes) == sorted(set(sizes))
+
+
+@given(LARGEST, st.data())
+def test_every_batch_gets_the_smallest_rung_that_holds_it(largest, data):
+    sizes = ladder(largest)
+    number = data.draw(st.integers(1, largest))
+    assert rung_for(number, sizes) == min(size for size in sizes if size >= number)
+
+
+@given(LARGEST, st.data())
+def test_padding_never_doubles_a_batch_nor_adds_more_than_fifteen(largest, data):
+    number = data.draw(st.integers(1, largest))
+    padding = rung_for(number, ladder(largest)) - number
+    assert padding < min(number, 16)
+
+
+def test_100_is_in_the_ladder_of_100():
+    assert ladder(100) == (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 100)
+    assert ladder(64) == (1, 2, 4, 8, 16, 32, 48, 64)
+    assert ladder(3) == (1, 2, 3)
+
+
+def test_a_cuda_graph_is_recorded_after_one_eager_run_and_replayed_without_python(monkeypatch):
+    log = []
+
+    class Graph:
+        def replay(self):
+            log.append("replay")
+
+    @contextmanager
+    def recording(graph):
+        log.append("recording begins")
+        yield
+        log.append("recording ends")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    results = [torch.tensor(0), torch.tensor(1)]
+
+    def compute():
+        log.append("compute")
+        return results[log.count("compute") - 1]
+
+    replay = record_cuda_graph(compute)
+    assert log == ["compute", "recording begins", "compute", "recording ends"]
+    assert replay() is results[1]  # the recording's own output, not the eager run's
+    assert log[4:] == ["replay"]
+
+
+class Recorder:
+    """Stands in for CUDA graphs: counts recordings, and a replay only calls the function.
+
+    The function's inputs are noted at every call, by address and by value.
+    """
+
+    def __init__(self, **sizes):
+        self.num_recorded = 0
+        self.seen = []
+        settings = {
+            "device": torch.device("cpu"),
+            "num_blocks": 40,
+            "block_size": BLOCK_SIZE,
+            "max_num_seqs": 8,
+            "max_context_len": 24,
+        }
+        self.graphs = DecodeGraphs(self._forward, self._record, **(settings | sizes))
+
+    def _record(self, compute):
+        self.num_recorded += 1
+        return compute
+
+    def _forward(self, token_ids, batch):
+        self.seen.append((token_ids, batch))
+        return torch.stack((token_ids, batch.positions, batch.slots), dim=1)
+
+    def run(self, sequences):
+        """Rows of [token id, position, slot], one a sequence."""
+        assert self.graphs.fits(sequences)
+        return self.graphs.hidden(sequences).tolist()
+
+
+def decode(position, table, token_id=7):
+    ids = [0] * position + [token_id]
+    return ScheduledSequence("r", ids, position, position + 1, table, SamplingParams())
+
+
+def test_a_batch_is_padded_to_its_rung_with_empty_contexts_stored_nowhere():
+    recorder = Recorder()
+    rows = recorder.run([decode(5, [9, 2], 11), decode(0, [3], 12), decode(7, [4, 5], 13)])
+    assert rows == [[11, 5, 2 * 4 + 1], [12, 0, 3 * 4], [13, 7, 5 * 4 + 3]]
+    token_ids, batch = recorder.seen[-1]
+    assert token_ids.tolist() == [11, 12, 13, 0]
+    assert batch.context_lens.tolist() == [6, 1, 8, 0]
+    assert batch.slots.tolist()[3:] == [-1]
+    assert batch.query_starts.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_next_batch_of_a_rung_is_copied_to_the_addresses_of_the_recording():
+    recorder = Recorder()
+    recorder.run([decode(5, [9, 2])])
+    token_ids, batch = recorder.seen[-1]
+    addresses = [token_ids.data_ptr(), batch.packed.data_ptr()]
+
+    assert recorder.run([decode(9, [1, 6, 8], 21)]) == [[21, 9, 8 * 4 + 1]]
+
+    token_ids, batch = recorder.seen[-1]
+    assert [token_ids.data_ptr(), batch.packed.data_ptr()] == addresses
+    assert batch.block_tables[0, :3].tolist() == [1, 6, 8]
+    assert recorder.num_recorded == 1
+
+
+def test_nothing_of_a_larger_batch_stays_in_the_padding_of_a_smaller_one():
+    recorder = Recorder()
+    recorder.run([decode(i, [i, 20 + i]) for i in range(4)])
+    recorder.run([decode(i, [i, 20 + i]) for i in range(3)])
+    _, batch = recorder.seen[-1]
+    assert recorder.num_recorded == 1
+    assert batch.context_lens.tolist()[3:] == [0]
+    assert batch.slots.tolist()[3:] == [-1]
+    assert batch.block_tables[3].tolist() == [0] * 6
+
+
+def test_each_rung_is_recorded_once_when_it_is_first_needed():
+    recorder = Recorder()
+    for number in (1, 3, 4, 2, 3, 1, 5, 8):
+        recorder.run([decode(1, [block]) for block in range(number)])
+    assert recorder.num_recorded == 4  # 1, 4, 2, 8
+
+
+def test_forgotten_recordings_are_made_anew():
+    recorder = Recorder()
+    recorder.run([decode(1, [0])])
+    recorder.graphs.forget()
+    assert recorder.run([decode(2, [1], 5)]) == [[5, 2, 6]]
+    assert recorder.num_recorded == 2
+
+
+def test_the_kernel_is_chosen_for_the_longest_context_whatever_the_first_batch_had():
+    recorder = Recorder(max_context_len=23)
+    recorder.run([decode(1, [0])])
+    _, batch = recorder.seen[-1]
+    assert batch.max_context_len == 23
+    assert batch.block_tables.shape == (1, 6)
+
+
+def test_a_small_pool_bounds_tables_and_ladder():
+    recorder = Recorder(num_blocks=3, max_num_seqs=8, max_context_len=1000)
+    rows = recorder.run([decode(1, [block]) for block in range(3)])
+    assert len(rows) == 3
+    assert recorder.seen[-1][1].block_tables.shape == (3, 3)
+
+
+def test_only_decodes_fit_and_no_more_than_the_ladder_holds():
+    graphs = Recorder(max_num_seqs=2).graphs
+    chunk = ScheduledSequence("r", [1] * 9, 3, 5, [0, 1], SamplingParams())
+    assert graphs.fits([decode(1, [0]), decode(1, [1])])
+    assert not graphs.fits([decode(1, [0]), chunk])
+    assert not graphs.fits([decode(1, [0]), decode(1, [1]), decode(1, [2])])
+
+
+def test_a_table_that_points_outside_the_pool_is_refused_before_anything_is_copied():
+    recorder = Recorder()
+    recorder.run([decode(1, [5])])
+    with pytest.raises(KernelInputError, match="block 40"):
+        recorder.run([decode(1, [40])])
+    assert recorder.seen[-1][1].block_tables[0, 0] == 5
