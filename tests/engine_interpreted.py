@@ -10,10 +10,10 @@ import random
 import pytest
 import torch
 
+from kernels.decode_graphs import DecodeGraphs
 from minivllm import EngineConfig, SamplingParams
 from minivllm.core.batch import ScheduledSequence
 from minivllm.errors import RunnerError
-from minivllm.model.cuda_graphs import DecodeGraphs
 from minivllm.model.runner import ModelRunner
 from tests.alignment import ATOL, BLOCK_SIZE, RecordingEngine
 from tests.tiny_models import VOCAB_SIZE, one_thread, save_model

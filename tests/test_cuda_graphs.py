@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.decode_graphs import DecodeGraphs, ladder, record_cuda_graph, rung_for
 from kernels.errors import KernelInputError
 from minivllm.core.batch import ScheduledSequence
-from minivllm.model.cuda_graphs import DecodeGraphs, ladder, record_cuda_graph, rung_for
 from minivllm.sampling_params import SamplingParams
 
 LARGEST = st.integers(1, 1000)

@@ -150,12 +150,6 @@ def test_position_config_tells_one_rope_from_another(saved, runner, tmp_path):
     assert runner.position_config == make_runner(saved[0]).position_config
 
 
-def test_a_longer_context_than_the_model_was_trained_for_is_refused(saved):
-    assert make_runner(saved[0], max_model_len=100).max_model_len == 100
-    with pytest.raises(ConfigError, match=r"max_model_len is 257.*at most 256"):
-        make_runner(saved[0], max_model_len=257)
-
-
 def test_a_pool_that_no_memory_holds_is_refused_with_its_size(runner):
     with pytest.raises(ConfigError, match=r"1000000000000 KV blocks need .* bytes.*lower num_kv"):
         runner.init_kv(10**12, 16)
@@ -164,8 +158,7 @@ def test_a_pool_that_no_memory_holds_is_refused_with_its_size(runner):
 def test_cuda_without_a_gpu_is_a_device_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(
-        DeviceError,
-        match=r"^device is 'cuda', but torch sees no CUDA GPU; use cpu or auto$",
+        DeviceError, match=r"^device is 'cuda', but torch sees no CUDA GPU; use cpu or auto$"
     ):
         select_device("cuda")
 

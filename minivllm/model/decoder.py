@@ -9,8 +9,6 @@ Touvron et al. 2023; Qwen2, Yang et al. 2024; Qwen3, Yang et al. 2025). Paramete
 the checkpoint when a layer is built, and never initialised: what a checkpoint lacks is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

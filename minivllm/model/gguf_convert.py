@@ -4,8 +4,6 @@ The package `gguf` parses the file and undoes the quantisation. Here stands what
 names, the order of the rows of q and k, and a tokenizer made from the file's own fields.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -96,7 +94,6 @@ def _weights(reader: GGUFReader, fields: dict[str, Any]) -> dict[str, np.ndarray
 
 def _config(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
     """What config.json says, in the spelling of transformers 5; without Llama's own defaults."""
-    rope = {"rope_type": "default", "rope_theta": fields["llama.rope.freq_base"]}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -109,7 +106,7 @@ def _config(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
         "head_dim": fields["llama.rope.dimension_count"],
         "max_position_embeddings": fields["llama.context_length"],
         "rms_norm_eps": fields["llama.attention.layer_norm_rms_epsilon"],
-        "rope_parameters": rope,
+        "rope_parameters": {"rope_theta": fields["llama.rope.freq_base"], "rope_type": "default"},
         "tie_word_embeddings": tied,
         "dtype": "float32",
         **{f"{name}_id": token_id for name, token_id in _special_ids(fields).items()},

@@ -1,20 +1,23 @@
 """From what a person names to tensors: resolve the model, read its folder, check every tensor."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from minivllm.config import DEFAULT_MODEL
 from minivllm.errors import ModelError, UnsupportedModelError
-from minivllm.model import model_config
 from minivllm.model.download import ensure_default_model
-from minivllm.model.model_config import WEIGHT_DTYPES, ModelConfig, read_json
+from minivllm.model.model_config import (
+    WEIGHT_DTYPES,
+    ModelConfig,
+    eos_token_ids,
+    read_json,
+    weight_dtype,
+)
 
 # Stored by some though others determine them: frequencies, and the head where it is tied.
 _DERIVED_TENSOR = re.compile(r".*\.rotary_emb\.inv_freq|lm_head\.weight")
@@ -35,9 +38,7 @@ def resolve_model(model: str) -> Path:
         return folder
     if _HUB_ID.fullmatch(model) and not folder.exists():
         return _from_hub(model)
-    raise ModelError(
-        f"model is {model!r}; it must be {DEFAULT_MODEL}, a folder or a hub id owner/name"
-    )
+    raise ModelError(f"model is {model!r}; it must be {DEFAULT_MODEL}, a folder or owner/name")
 
 
 def _from_hub(hub_id: str) -> Path:
@@ -65,16 +66,15 @@ class ModelFolder:
     eos_token_ids: tuple[int, ...]
 
     @classmethod
-    def open(cls, path: Path) -> ModelFolder:
+    def open(cls, path: Path) -> Self:
         """Read config.json and, if there is one, generation_config.json. Raises ModelError."""
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} is not a model folder: it has no config.json")
         config = read_json(path / "config.json")
         generation_file = path / "generation_config.json"
         generation = read_json(generation_file) if generation_file.is_file() else {}
-        dtype = model_config.weight_dtype(config)
-        eos_token_ids = model_config.eos_token_ids(config, generation)
-        return cls(path, ModelConfig.from_json(config), dtype, eos_token_ids)
+        shape, eos = ModelConfig.from_json(config), eos_token_ids(config, generation)
+        return cls(path, shape, weight_dtype(config), eos)
 
 
 class Checkpoint:
@@ -115,8 +115,8 @@ class Checkpoint:
         """Refuse a tensor nobody took: a bias that config.json does not mention, for example."""
         for name in sorted(self._unused):
             if not _DERIVED_TENSOR.fullmatch(name):
-                path, _ = self._files[name]
-                raise UnsupportedModelError(f"{path}: tensor {name} has no place in the network")
+                what = f"{self._files[name][0]}: tensor {name}"
+                raise UnsupportedModelError(f"{what} has no place in the network")
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -5,8 +5,6 @@ and a trip through memory each time. So the kernels do in one pass what torch do
 Which of the two a model uses is chosen once, when it is built.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

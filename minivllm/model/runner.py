@@ -1,7 +1,5 @@
 """The runner: a scheduled batch becomes tensors, logits, and tokens. One function a thought."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import accumulate
@@ -9,15 +7,14 @@ from itertools import accumulate
 import torch
 
 from kernels.batch import PagedBatch
+from kernels.decode_graphs import DecodeGraphs, record_cuda_graph, to_device
 from minivllm.config import EngineConfig
 from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence, TokenLogprobs
 from minivllm.errors import ConfigError, DeviceError, ModelError
 from minivllm.model.attention import KVCache, choose_backend, select_attention_backend
-from minivllm.model.cuda_graphs import DecodeGraphs, record_cuda_graph, to_device
 from minivllm.model.decoder import Decoder
 from minivllm.model.linear import DenseLinear
 from minivllm.model.loader import Checkpoint, ModelFolder, resolve_model
-from minivllm.model.model_config import ModelConfig
 from minivllm.model.ops import select_ops
 from minivllm.model.sampler import Sampler
 
@@ -54,7 +51,7 @@ class ModelRunner:
         self.model_config = folder.config
         self.model_path = folder.path
         self.vocab_size = folder.config.vocab_size
-        self.max_model_len = _max_model_len(config.max_model_len, folder.config)
+        self.max_model_len = folder.config.max_position_embeddings
         self.eos_token_ids: Sequence[int] = folder.eos_token_ids
         self._decoder = self._build(folder)
         self._sampler = Sampler()
@@ -93,19 +90,17 @@ class ModelRunner:
         """Make the paged KV cache, its content undefined. Raises ConfigError if memory is short."""
         config = self.model_config
         shape = (2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        block_bytes = self.kv_bytes_per_block(block_size)
         self._kv, self._graphs = [], None  # first give back what an earlier call took
         try:
-            caches = [
-                torch.empty(shape, dtype=self.dtype, device=self.device)
-                for _ in range(config.num_layers)
-            ]
+            for _ in range(config.num_layers):
+                keys, values = torch.empty(shape, dtype=self.dtype, device=self.device)
+                self._kv.append(KVCache(keys, values))
         except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU raises the bare one
-            raise ConfigError(
-                f"{num_blocks} KV blocks need"
-                f" {num_blocks * self.kv_bytes_per_block(block_size):,} bytes, more than"
-                f" {self.device} has; lower num_kv_blocks or kv_cache_bytes"
-            ) from error
-        self._kv = [KVCache(keys, values) for keys, values in caches]
+            self._kv = []
+            needed = f"{num_blocks} KV blocks need {num_blocks * block_bytes:,} bytes"
+            more = f"more than {self.device} has; lower num_kv_blocks or kv_cache_bytes"
+            raise ConfigError(f"{needed}, {more}") from error
         self._graphs = self._decode_graphs(num_blocks, block_size)
 
     @torch.inference_mode()
@@ -142,7 +137,7 @@ class ModelRunner:
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=self._config.max_num_seqs,
-            max_context_len=self.max_model_len,
+            max_context_len=self._config.max_model_len or self.max_model_len,
         )
 
     def _compute(self, sequences: list[ScheduledSequence]) -> torch.Tensor:
@@ -159,7 +154,7 @@ class ModelRunner:
         )
 
     def _decode(self, token_ids: torch.Tensor, batch: PagedBatch) -> torch.Tensor:
-        """What a CUDA graph records; see cuda_graphs.Forward."""
+        """What a CUDA graph records; see decode_graphs.Forward."""
         from minivllm.model.triton_attention import TritonAttention  # not on every machine
 
         step = TritonAttention(batch)
@@ -172,11 +167,8 @@ class ModelRunner:
         sampling = [sequence for sequence in sequences if sequence.samples]
         if not sampling:
             return []
-        last_rows = [
-            row_end - 1
-            for sequence, row_end in zip(sequences, row_ends, strict=True)
-            if sequence.samples
-        ]
+        ends = zip(sequences, row_ends, strict=True)
+        last_rows = [row_end - 1 for sequence, row_end in ends if sequence.samples]
         logits = self._decoder.logits(hidden[to_device(last_rows, self.device)])
         return self._sampler.sample(logits, sampling, self.eos_token_ids)
 
@@ -196,13 +188,3 @@ class ModelRunner:
                 self._decoder.logits(rows), next_token_ids, sequence.params.prompt_logprobs or 0
             )
             scores.update(zip(scored, found, strict=True))
-
-
-def _max_model_len(requested: int | None, config: ModelConfig) -> int:
-    """What was asked for, or all the model was trained for. Raises ConfigError."""
-    trained_for = config.max_position_embeddings
-    if requested is not None and requested > trained_for:
-        raise ConfigError(
-            f"max_model_len is {requested}; the model was trained for at most {trained_for} tokens"
-        )
-    return requested or trained_for
