@@ -17,7 +17,6 @@ from minivllm.engine import LLMEngine
 from minivllm.errors import InvalidRequestError, RunnerError
 from minivllm.interrupts import interrupts_held
 from minivllm.output import RequestOutput
-from minivllm.progress import progress_bar
 from minivllm.sampling_params import SamplingParams
 
 Prompt = str | Iterable[int]
@@ -26,6 +25,8 @@ Outputs = Iterator[RequestOutput]
 Conversation = ReadOnlySequence[Mapping[str, str]]
 _Checked = tuple[list[int], SamplingParams]
 Params = SamplingParams | ReadOnlySequence[SamplingParams] | None
+
+_BAR = "{n_fmt} tokens [{elapsed}, {rate_noinv_fmt}{postfix}]"
 
 
 def load_engine(config: EngineConfig, write_trace_line: Any = None) -> LLMEngine:
@@ -81,17 +82,23 @@ class LLM:
         ends the call, Ctrl-C or a RunnerError, its requests are aborted and the engine can be
         used again.
         """
+        # Imported late: a stream has no bar.
+        from tqdm import tqdm
+
         requests = self._check(prompts, params)
+        num_outputs = sum(each.n for _, each in requests)
         finished = []
         with (
-            progress_bar(sum(each.n for _, each in requests)) as show,
+            # disable=None: no bar where stderr is no terminal.
+            tqdm(unit=" tokens", disable=None, bar_format=_BAR, miniters=1) as bar,
             # An exception in this loop's body would not end the generator by itself.
             closing(self._outputs(requests)) as outputs,
         ):
             for output in outputs:
-                show(output)
                 if output.finished:
                     finished.append(output)
+                bar.set_postfix_str(f"{len(finished)}/{num_outputs} outputs", refresh=False)
+                bar.update()
         return sorted(finished, key=lambda output: (int(output.request_id), output.index))
 
     def chat(

@@ -7,12 +7,7 @@ finished output must be what an engine without a cache would have generated.
 
 from hypothesis import event, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from minivllm.core.invariants import check_between_steps
 from minivllm.core.sequence import SequenceState

@@ -21,7 +21,7 @@ FLOORS = [
     ["core.kv_cache"],
     ["core.scheduler"],
     ["core.invariants"],
-    ["output", "detokenizer", "tokenizer", "interrupts", "progress"],
+    ["output", "detokenizer", "tokenizer", "interrupts"],
     ["engine"],
     ["llm"],
     ["stats_report", "pool_picture", "explain"],
