@@ -10,6 +10,8 @@ its own is text of its own: the base character before it has been given out alre
 
 from collections.abc import Callable
 
+Decode = Callable[[list[int]], str]
+
 REPLACEMENT = "\ufffd"
 _LONGEST_WAIT = 8
 """Tokens without a settled end before the oldest are settled as they are. A character has at
@@ -36,9 +38,7 @@ class Detokenizer:
     them is wrong; characters of the run that were complete before are out already and stay.
     """
 
-    def __init__(
-        self, decode: Callable[[list[int]], str], stop: tuple[str, ...] = (), min_tokens: int = 0
-    ) -> None:
+    def __init__(self, decode: Decode, stop: tuple[str, ...] = (), min_tokens: int = 0) -> None:
         self.text = ""
         self.stop_string: str | None = None
         self._settling = _SettlingText(decode)
@@ -67,22 +67,21 @@ class Detokenizer:
 
         Bytes that never became a character come out as U+FFFD.
         """
-        if self.stopped:
-            return ""
-        return self._give(self._settling.flush()) + self._give_held()
+        return "" if self.stopped else self._give(self._settling.flush(), is_last=True)
 
-    def _give(self, new: str) -> str:
+    def _give(self, new: str, is_last: bool = False) -> str:
         """Add settled text; returns what may be shown of it and of what was held."""
         text = self._held + new
         match = self._first_match(text)
         if match and self._num_tokens > self._min_tokens:
             end, _, self.stop_string = match
-            self._held = text[: end - len(self.stop_string)]
-            return self._give_held()
-        self._held = text
-        return self._give_held(
-            but=max((_overlap(text, string) for string in self._stop), default=0)
-        )
+            given, self._held = text[: end - len(self.stop_string)], ""
+        else:
+            held = max((_overlap(text, string) for string in self._stop), default=0)
+            cut = len(text) if is_last else len(text) - held
+            given, self._held = text[:cut], text[cut:]
+        self.text += given
+        return given
 
     def _first_match(self, text: str) -> tuple[int, int, str] | None:
         """(end, -length, string) of the stop string that ends first: of those it starts first.
@@ -95,13 +94,6 @@ class Detokenizer:
             if start >= 0:
                 matches.append((start + len(string), -len(string), string))
         return min(matches, default=None)
-
-    def _give_held(self, but: int = 0) -> str:
-        """Give out all that is held but the last `but` characters."""
-        cut = len(self._held) - but
-        given, self._held = self._held[:cut], self._held[cut:]
-        self.text += given
-        return given
 
 
 def _overlap(text: str, string: str) -> int:
@@ -123,7 +115,7 @@ class _SettlingText:
         A9 "!"   " caf" C3 A9"!"  " café!"         "é!"; C3 and A9"!" are the next context
     """
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+    def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._context: list[int] = []
         self._context_text = ""
@@ -133,31 +125,33 @@ class _SettlingText:
     def append(self, token_id: int) -> str:
         """Returns the text that is settled now and was not before."""
         self._pending.append(token_id)
-        text = self._pending_text()
+        text = self._text_of(self._pending)
         settled = text.rstrip(REPLACEMENT)
         new = self._settle(settled)
         if not text and self._context:
             # A token without text, a skipped special one: as if it had not come.
             self._pending.pop()
         elif text and settled == text:
-            self._move_to_context(len(self._pending))
+            self._context, self._pending, self._num_settled = self._pending, [], 0
+            self._context_text = self._decode(self._context)
         elif len(self._pending) > _LONGEST_WAIT:
             new += self._give_up_waiting()
         return new
 
     def flush(self) -> str:
         """Returns the rest: what stands at the end as U+FFFD is meant to stay."""
-        return self._settle(self._pending_text())
+        return self._settle(self._text_of(self._pending))
 
-    def _pending_text(self) -> str:
-        window_text = self._decode(self._context + self._pending)
+    def _text_of(self, tokens: list[int]) -> str:
+        """The text of `tokens` behind the context."""
+        window_text = self._decode(self._context + tokens)
         if window_text.startswith(self._context_text):
             return window_text[len(self._context_text) :]
         # ByteFallback: the context's last bytes have become U+FFFD along with the new ones.
-        return self._decode(self._pending)
+        return self._decode(tokens)
 
     def _settle(self, text: str) -> str:
-        """Settle `text`, of the pending tokens' text; returns what of it was not out yet."""
+        """Settle `text`, which begins the pending tokens' text; returns what was not out yet."""
         new = text[self._num_settled :]
         self._num_settled += len(new)
         return new
@@ -165,13 +159,11 @@ class _SettlingText:
     def _give_up_waiting(self) -> str:
         """Settle the oldest pending tokens as they are, so that the window stays small."""
         num_old = self._last_boundary()
-        young = self._pending[num_old:]
-        del self._pending[num_old:]
-        old_text = self._pending_text()
+        old, self._pending = self._pending[:num_old], self._pending[num_old:]
+        old_text = self._text_of(old)
         new = self._settle(old_text)
-        num_young_settled = self._num_settled - len(old_text)
-        self._move_to_context(num_old)
-        self._pending, self._num_settled = young, num_young_settled
+        self._num_settled -= len(old_text)
+        self._context, self._context_text = old, self._decode(old)
         return new
 
     def _last_boundary(self) -> int:
@@ -186,9 +178,3 @@ class _SettlingText:
             if self._decode(old) + self._decode(young) == text:
                 return num_old
         return len(self._pending)
-
-    def _move_to_context(self, num_tokens: int) -> None:
-        self._context = self._pending[:num_tokens]
-        self._context_text = self._decode(self._context)
-        self._pending = []
-        self._num_settled = 0

@@ -1,7 +1,5 @@
 """Text to token ids and back, and conversations to prompts, as a model folder's files say."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -61,12 +59,9 @@ class Tokenizer:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        variables: dict[str, Any] = {
-            "conversations": [list(messages)],
-            "chat_template": self._chat_template(),
-            "add_generation_prompt": add_generation_prompt,
-            **self._special_tokens(),
-        }
+        variables: dict[str, Any] = {"conversations": [list(messages)], **self._special_tokens()}
+        variables["chat_template"] = self._chat_template()
+        variables["add_generation_prompt"] = add_generation_prompt
         try:
             prompts: Any = render_jinja_template(**variables)[0]
         except (TemplateError, TypeError, KeyError) as error:
@@ -82,10 +77,8 @@ class Tokenizer:
         if isinstance(template, list):
             template = {entry["name"]: entry["template"] for entry in template}.get("default")
         if not isinstance(template, str):
-            raise ModelError(
-                f"{self._folder} has no chat template, in chat_template.jinja or"
-                " tokenizer_config.json; use generate with the raw text"
-            )
+            files = f"{file.name} or tokenizer_config.json"
+            raise ModelError(f"{self._folder} has no chat template in {files}; use generate")
         return template
 
     def _special_tokens(self) -> dict[str, str]:
@@ -116,9 +109,8 @@ def _load(folder: Path) -> tokenizers.Tokenizer:
 
         return AutoTokenizer.from_pretrained(folder).backend_tokenizer
     except Exception as error:  # the one raises the bare class, the other one of many
-        problem = f"cannot read {file}"
-        if not file.is_file():
-            problem = f"{folder} has no tokenizer.json, and transformers finds no tokenizer there"
+        none = f"{folder} has no tokenizer.json, and transformers finds no tokenizer there"
+        problem = f"cannot read {file}" if file.is_file() else none
         raise ModelError(f"{problem}: {str(error).strip()}".splitlines()[0]) from error
 
 

@@ -10,14 +10,9 @@ from safetensors import SafetensorError, safe_open
 
 from minivllm.config import DEFAULT_MODEL
 from minivllm.errors import ModelError, UnsupportedModelError
+from minivllm.model import model_config
 from minivllm.model.download import ensure_default_model
-from minivllm.model.model_config import (
-    WEIGHT_DTYPES,
-    ModelConfig,
-    eos_token_ids,
-    read_json,
-    weight_dtype,
-)
+from minivllm.model.model_config import WEIGHT_DTYPES, ModelConfig, read_json
 
 # Stored by some though others determine them: frequencies, and the head where it is tied.
 _DERIVED_TENSOR = re.compile(r".*\.rotary_emb\.inv_freq|lm_head\.weight")
@@ -36,20 +31,16 @@ def resolve_model(model: str) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
-    if _HUB_ID.fullmatch(model) and not folder.exists():
-        return _from_hub(model)
-    raise ModelError(f"model is {model!r}; it must be {DEFAULT_MODEL}, a folder or owner/name")
-
-
-def _from_hub(hub_id: str) -> Path:
-    """Download what the engine reads of a hub repository, or find it in the hub's own cache."""
+    if folder.exists() or not _HUB_ID.fullmatch(model):
+        allowed = f"{DEFAULT_MODEL}, a folder or a hub id owner/name"
+        raise ModelError(f"model is {model!r}; it must be {allowed}")
     from huggingface_hub import snapshot_download
 
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
+    try:  # the hub's own cache has it, or what the engine reads of it is downloaded
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
     except Exception as error:  # the hub client raises its own, httpx's and the system's errors
         reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
-        raise ModelError(f"model {hub_id!r} is no folder, and the hub failed: {reason}") from error
+        raise ModelError(f"model {model!r} is no folder, and the hub failed: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +64,9 @@ class ModelFolder:
         config = read_json(path / "config.json")
         generation_file = path / "generation_config.json"
         generation = read_json(generation_file) if generation_file.is_file() else {}
-        shape, eos = ModelConfig.from_json(config), eos_token_ids(config, generation)
-        return cls(path, shape, weight_dtype(config), eos)
+        dtype = model_config.weight_dtype(config)
+        eos_token_ids = model_config.eos_token_ids(config, generation)
+        return cls(path, ModelConfig.from_json(config), dtype, eos_token_ids)
 
 
 class Checkpoint:
@@ -115,8 +107,8 @@ class Checkpoint:
         """Refuse a tensor nobody took: a bias that config.json does not mention, for example."""
         for name in sorted(self._unused):
             if not _DERIVED_TENSOR.fullmatch(name):
-                what = f"{self._files[name][0]}: tensor {name}"
-                raise UnsupportedModelError(f"{what} has no place in the network")
+                path, _ = self._files[name]
+                raise UnsupportedModelError(f"{path}: tensor {name} has no place in the network")
 
 
 def _weight_files(folder: Path) -> list[Path]:

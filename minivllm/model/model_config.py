@@ -130,11 +130,10 @@ def eos_token_ids(config: Json, generation_config: Json) -> tuple[int, ...]:
 def _model_type(config: Json) -> str:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    if name is None and config.get("model_type") in ARCHITECTURES.values():
-        return str(config["model_type"])
-    return ARCHITECTURES[
-        _supported("architecture", name or config.get("model_type"), ARCHITECTURES)
-    ]
+    found = name or config.get("model_type")
+    if name is None and found in ARCHITECTURES.values():
+        return str(found)
+    return ARCHITECTURES[_supported("architecture", found, ARCHITECTURES)]
 
 
 def _refuse_unsupported(config: Json) -> None:
@@ -183,9 +182,8 @@ def _rope(config: Json) -> RopeConfig:
     spelled: Json = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(spelled, Mapping):
         raise ModelError(f"rope parameters are {spelled!r}; they must be a JSON object")
-    for name, value in spelled.items():
-        if isinstance(value, Mapping):
-            _supported("a set of rope parameters for each layer type,", name, ["one set for all"])
+    if any(isinstance(value, Mapping) for value in spelled.values()):
+        _supported("rope parameters:", "a set for each layer type", ["one set for all"])
     rope_type = spelled.get("rope_type", spelled.get("type", "default"))
     _supported("rope type", rope_type, ["default", "llama3"])
     for source in (spelled, config):

@@ -66,8 +66,7 @@ class Sampler:
         params = [sequence.params for sequence in sequences]
         if any(own.repetition_penalty != 1 or own.min_tokens > 0 for own in params):
             scores = raw.clone()
-            _penalise_repetition(scores, sequences)
-            _forbid_early_end(scores, sequences, eos_token_ids)
+            _change_known_tokens(scores, sequences, eos_token_ids)
         best = scores.max(dim=-1)
         _check_best(best.values.tolist(), sequences)
         random_rows = [row for row, own in enumerate(params) if own.temperature > 0]
@@ -113,24 +112,19 @@ def _mix(bits: int) -> int:
     return bits ^ (bits >> 31)
 
 
-def _penalise_repetition(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> None:
-    """Step 1, in place."""
+def _change_known_tokens(
+    scores: torch.Tensor, sequences: list[ScheduledSequence], eos_token_ids: Sequence[int]
+) -> None:
+    """Steps 1 and 2, in place."""
     for row, sequence in enumerate(sequences):
-        if sequence.params.repetition_penalty != 1:
-            penalty = _in_float32(sequence.params.repetition_penalty)
+        params = sequence.params
+        if params.repetition_penalty != 1:
+            penalty = _in_float32(params.repetition_penalty)
             seen = torch.tensor(sequence.token_ids, device=scores.device)
             old = scores[row, seen]
             new = torch.where(old < 0, old * penalty, old / penalty)
             # A tiny penalty makes a large logit overflow; infinity would look like a broken model.
             scores[row, seen] = new.clamp(max=_FLOAT32.max)
-
-
-def _forbid_early_end(
-    scores: torch.Tensor, sequences: list[ScheduledSequence], eos_token_ids: Sequence[int]
-) -> None:
-    """Step 2, in place."""
-    for row, sequence in enumerate(sequences):
-        params = sequence.params
         if sequence.num_tokens - sequence.num_prompt_tokens < params.min_tokens:
             ends = [*params.stop_token_ids, *([] if params.ignore_eos else eos_token_ids)]
             scores[row, [token_id for token_id in ends if token_id < scores.shape[1]]] = -math.inf
@@ -148,7 +142,7 @@ def _check_best(best: list[float], sequences: list[ScheduledSequence]) -> None:
 def _draw(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> torch.Tensor:
     """Steps 4 to 8: int64 token ids [n]; `scores` [n, vocab_size] float32 is overwritten."""
     params = [seq.params for seq in sequences]
-    scores /= _column([_in_float32(own.temperature) for own in params], scores)
+    scores /= scores.new_tensor([[_in_float32(own.temperature)] for own in params])
     asks_top_k = [0 < own.top_k < scores.shape[1] for own in params]
     _drop(scores, params, asks_top_k, _below_top_k)
     _drop(scores, params, [own.top_p < 1 for own in params], _outside_top_p)
@@ -157,7 +151,7 @@ def _draw(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> torch.Ten
     # random share of the total. A token of probability 0 adds nothing, so it is never the first;
     # and because uniform() < 1 the share stays below the total.
     running = scores.double().softmax(dim=-1).cumsum(dim=-1)
-    share = _column([_uniform_of(seq) for seq in sequences], running) * running[:, -1:]
+    share = running.new_tensor([[_uniform_of(seq)] for seq in sequences]) * running[:, -1:]
     return torch.searchsorted(running, share, right=True).flatten()
 
 
@@ -180,16 +174,16 @@ def _drop(scores: torch.Tensor, params: list[SamplingParams], asks: list[bool], 
 
 def _below_top_k(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
     """Step 5: what is below the k-th largest score."""
-    top_k = torch.tensor([own.top_k for own in params])
-    largest = scores.topk(int(top_k.max())).values
-    return scores < largest.gather(1, (top_k - 1).unsqueeze(1).to(scores.device))
+    largest = scores.topk(max(own.top_k for own in params)).values
+    last = torch.tensor([[own.top_k - 1] for own in params], device=scores.device)
+    return scores < largest.gather(1, last)
 
 
 def _outside_top_p(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
     """Step 6: what is outside the smallest set whose probabilities reach top_p."""
     # Stable, because equal scores may lie on both sides of the edge.
     ascending, order = scores.sort(dim=-1, stable=True)
-    may_go = _column([1 - own.top_p for own in params], scores)
+    may_go = scores.new_tensor([[1 - own.top_p] for own in params])
     dropped = ascending.softmax(dim=-1).cumsum(dim=-1) <= may_go
     # Rounding may leave the whole sum below 1, and a tiny top_p would drop the best too.
     dropped[:, -1] = False
@@ -199,18 +193,13 @@ def _outside_top_p(scores: torch.Tensor, params: list[SamplingParams]) -> torch.
 def _below_min_p(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
     """Step 7: what is below min_p times the best probability."""
     probabilities = scores.softmax(dim=-1)
-    floor = _column([own.min_p for own in params], scores)
+    floor = scores.new_tensor([[own.min_p] for own in params])
     return probabilities < floor * probabilities.amax(dim=-1, keepdim=True)
 
 
 def _in_float32(value: float) -> float:
     """The nearest positive float32: a tiny value would become 0, a huge one infinity."""
     return min(max(value, _FLOAT32.tiny), _FLOAT32.max)
-
-
-def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    """One value a row: [n, 1] in the dtype and on the device of `like`."""
-    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
 
 
 def _logprobs_of(logits: torch.Tensor, ids: list[int], num_best: list[int]) -> list[TokenLogprobs]:
