@@ -23,7 +23,9 @@ from typing import TypeVar
 
 from minivllm.config import EngineConfig
 from minivllm.core.kv_cache import KVCache
+from minivllm.core.metrics import Metrics
 from minivllm.core.sequence import CachePolicy, Sequence
+from minivllm.core.trace import Trace
 from minivllm.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
@@ -41,7 +43,7 @@ class CoreBench:
     """One full pool, and the seconds that each operation took in each round."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.kv = KVCache(num_blocks, EngineConfig(block_size=BLOCK_SIZE))
+        self.kv = KVCache(num_blocks, EngineConfig(block_size=BLOCK_SIZE), Metrics(), Trace())
         self.seconds: dict[str, list[float]] = {name: [] for name in OPERATIONS}
         self._random = random.Random(0)
         self._cached: deque[list[int]] = deque()

@@ -32,12 +32,7 @@ from typing import Any, NamedTuple
 DTYPES = ("bf16", "fp16", "fp32")
 HEAD_DIMS = (64, 80, 96, 128, 256)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
-SHARED_LIMITS = {
-    "sm_80": 163 * 1024,
-    "sm_90": 227 * 1024,
-    "sm_120": 99 * 1024,
-    "gfx942": 64 * 1024,
-}
+SHARED_LIMITS = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_120": 99 * 1024, "gfx942": 64 * 1024}
 TARGETS = tuple(SHARED_LIMITS)
 # The kernels that read blocks, and those that only know rows.
 PAGED = ("prefill", "decode", "split")

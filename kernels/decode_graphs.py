@@ -15,32 +15,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
 from kernels.batch import PagedBatch
-
-
-class DecodingSequence(Protocol):
-    """What a recording needs of a sequence: it computes the one position [start, end)."""
-
-    @property
-    def token_ids(self) -> list[int]:
-        """All tokens known so far."""
-
-    @property
-    def start(self) -> int:
-        """The position to compute."""
-
-    @property
-    def end(self) -> int:
-        """The position behind it."""
-
-    @property
-    def block_table(self) -> list[int]:
-        """Physical block of each logical block."""
-
+from kernels.sequence import StepSequence
 
 Compute = Callable[[], torch.Tensor]
 """A computation over fixed addresses; each call gives its result at the same address."""
@@ -126,11 +105,11 @@ class DecodeGraphs:
         self._ladder = ladder(min(max_num_seqs, num_blocks))
         self._rungs: dict[int, _Rung] = {}
 
-    def fits(self, sequences: Sequence[DecodingSequence]) -> bool:
+    def fits(self, sequences: Sequence[StepSequence]) -> bool:
         """True for a batch of decodes only. One prefill among them, and the step is not graphed."""
         return len(sequences) <= self._ladder[-1] and all(s.end - s.start == 1 for s in sequences)
 
-    def hidden(self, sequences: Sequence[DecodingSequence]) -> torch.Tensor:
+    def hidden(self, sequences: Sequence[StepSequence]) -> torch.Tensor:
         """[len(sequences), hidden]; read it before the next call, which overwrites it."""
         size = rung_for(len(sequences), self._ladder)
         token_ids, batch = self._token_ids(sequences, size), self._batch(sequences, size)
@@ -146,11 +125,11 @@ class DecodeGraphs:
         """Drop all recordings: they hold addresses of weights or caches that are replaced."""
         self._rungs.clear()
 
-    def _token_ids(self, sequences: Sequence[DecodingSequence], size: int) -> torch.Tensor:
+    def _token_ids(self, sequences: Sequence[StepSequence], size: int) -> torch.Tensor:
         ids = [sequence.token_ids[sequence.start] for sequence in sequences]
         return to_device(ids + [0] * (size - len(ids)), self._device)
 
-    def _batch(self, sequences: Sequence[DecodingSequence], size: int) -> PagedBatch:
+    def _batch(self, sequences: Sequence[StepSequence], size: int) -> PagedBatch:
         batch = PagedBatch.from_host(
             [sequence.block_table for sequence in sequences],
             [(sequence.start, sequence.end) for sequence in sequences],

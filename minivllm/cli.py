@@ -4,8 +4,6 @@ Whatever a person can get wrong ends as one line on stderr and exit code 2. Ctrl
 a reader that has gone away (`| head`) with 141, as they do for other programs, and silently.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -14,21 +12,22 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields
+from itertools import product
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from minivllm.config import DEFAULT_MODEL, EngineConfig
+from minivllm.engine import LLMEngine
 from minivllm.errors import InvalidRequestError, MiniVLLMError
+from minivllm.explain import explain
+from minivllm.llm import LLM
 from minivllm.output import RequestOutput
 from minivllm.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from minivllm.llm import LLM
 
 OK, REFUSED, INTERRUPTED, PIPE_CLOSED = 0, 2, 130, 141
 
 # Named like the fields of SamplingParams and EngineConfig, which check the values.
-_SAMPLING_OPTIONS: list[tuple[str, type, str]] = [
+_OPTIONS: list[tuple[str, type, str]] = [
     ("max-tokens", int, "generate at most so many tokens (64)"),
     ("temperature", float, "0 is greedy (0)"),
     ("top-k", int, "keep the k most likely tokens; 0 is off (0)"),
@@ -38,8 +37,6 @@ _SAMPLING_OPTIONS: list[tuple[str, type, str]] = [
     ("seed", int, "draw the same tokens again next time (drawn anew)"),
     ("n", int, "so many outputs of each prompt (1)"),
     ("logprobs", int, "with --json: log-probabilities of so many best tokens (none)"),
-]
-_ENGINE_OPTIONS: list[tuple[str, type, str]] = [
     ("model", str, f"a name, a Hugging Face folder or a hub id ({DEFAULT_MODEL})"),
     ("device", str, "auto, cpu or cuda (auto)"),
     ("dtype", str, "auto, float32, bfloat16 or float16 (auto)"),
@@ -56,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show an emoji
     try:
         options = _parser().parse_args(arguments)
-        code: int = options.run(options)
+        code: int = options.run(options) or OK
         sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes stdout once more at its end, and would complain then.
@@ -86,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="minivllm", description="A small vLLM.", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="generate | demo | download | explain")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], meaning: str) -> _Parser:
+    def command(name: str, run: Callable[..., int | None], meaning: str) -> _Parser:
         added = commands.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
         added.set_defaults(run=run)
         return added
@@ -94,9 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate_options(command("generate", _generate, "complete prompts"))
     command("demo", _demo, "watch six people share one system prompt")
     command("download", _download, "fetch the default model, if it is missing")
-    explain = command("explain", _explain, "say why a request found no more in the cache")
-    explain.add_argument("--trace", metavar="FILE", type=Path, required=True)
-    explain.add_argument("--request", metavar="ID", required=True, help="0 is the first prompt")
+    told = command("explain", _explain, "say why a request found no more in the cache")
+    told.add_argument("--trace", metavar="FILE", type=Path, required=True)
+    told.add_argument("--request", metavar="ID", required=True, help="0 is the first prompt")
     return parser
 
 
@@ -104,7 +101,7 @@ def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     add: Any = parser.add_argument
     add("--prompt", metavar="TEXT", action="append", required=True, help="may be repeated")
     add("--chat", action="store_true", help="each prompt is a user's message to an assistant")
-    for name, kind, meaning in _SAMPLING_OPTIONS + _ENGINE_OPTIONS:
+    for name, kind, meaning in _OPTIONS:
         metavar = {int: "N", float: "X", str: "NAME"}[kind]
         add(f"--{name}", metavar=metavar, type=kind, help=meaning)
     add("--stop", metavar="TEXT", action="append", help="end before this text; may be repeated")
@@ -127,25 +124,24 @@ def _generate(options: argparse.Namespace) -> int:
     if "" in options.prompt:
         raise InvalidRequestError("a prompt is empty; give at least one character")
     with _open_trace(options.trace) as trace:
-        from minivllm.llm import LLM, load_engine
-
-        write = (lambda line: print(line, file=trace)) if trace else None
-        llm = LLM(engine=load_engine(config, write))
-        prompts: list[list[int]] = [
-            llm.encode_chat([{"role": "user", "content": text}])
-            if options.chat
-            else llm.encode(text)
-            for text in options.prompt
-        ]
+        write = None if trace is None else lambda line: print(line, file=trace)
+        llm = LLM(engine=LLMEngine(config, write_trace_line=write))
+        if options.chat:
+            prompts = [llm.encode_chat([{"role": "user", "content": t}]) for t in options.prompt]
+        else:
+            prompts = [llm.encode(text) for text in options.prompt]
         if options.json:
             outputs = llm.generate(prompts, params)
-            rows, stats = [asdict(output) for output in outputs], llm.engine.stats()
-            print(json.dumps({"outputs": rows, "stats": stats}))
-        elif len(prompts) * params.n == 1:
-            outputs = [_stream(llm, prompts[0], params)]
+            rows = [asdict(output) for output in outputs]
+            print(json.dumps({"outputs": rows, "stats": llm.engine.stats()}))
         else:
-            outputs = _print_in_order(llm, prompts, params)
-    _print_stats(llm, options)
+            outputs = _stream(llm, prompts, params)
+    if options.stats:
+        # Imported late: rich and prometheus_client are not needed for an answer.
+        from minivllm import stats_report
+
+        print_stats = stats_report.FORMATS[options.stats]
+        print_stats(llm.engine.stats(), sys.stderr if options.json else sys.stdout)
     errors = [output for output in outputs if output.error]
     for output in errors:
         _refuse(f"prompt {output.request_id}: {output.error}")
@@ -158,7 +154,7 @@ def _given(options: argparse.Namespace, of: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _open_trace(path: Path | None) -> AbstractContextManager[IO[str] | None]:
+def _open_trace(path: Path | None) -> AbstractContextManager[TextIO | None]:
     """The trace file, emptied and open for writing; nothing without a path."""
     try:
         return nullcontext() if path is None else path.open("w", encoding="utf-8")
@@ -166,44 +162,24 @@ def _open_trace(path: Path | None) -> AbstractContextManager[IO[str] | None]:
         raise MiniVLLMError(f"cannot write the trace to {path}: {error.strerror}") from error
 
 
-def _stream(llm: LLM, prompt: list[int], params: SamplingParams) -> RequestOutput:
-    """Print the text as it comes; the finished output."""
-    num_shown = 0
-    for output in llm.stream(prompt, params):
-        print(output.text[num_shown:], end="", flush=True)
-        num_shown = len(output.text)
-    print()
-    return output
-
-
-def _print_in_order(
-    llm: LLM, prompts: list[list[int]], params: SamplingParams
-) -> list[RequestOutput]:
-    """Print each text under its label, as soon as it and all before it are known."""
-    waiting: dict[tuple[int, int], RequestOutput] = {}
-    printed: list[RequestOutput] = []
-    for output in llm.stream_all(prompts, params):
-        if output.finished:
-            waiting[int(output.request_id), output.index] = output
-        while (place := divmod(len(printed), params.n)) in waiting:
+def _stream(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[RequestOutput]:
+    """Print each text as it comes, in order, under a label if there are several."""
+    stream = llm.stream_all(prompts, params)
+    newest: dict[tuple[int, int], RequestOutput] = {}
+    places = list(product(range(len(prompts)), range(params.n)))
+    for place in places:
+        if len(places) > 1:
             label = f"prompt {place[0]}" + (f", output {place[1]}" if params.n > 1 else "")
-            print(f"{'' if not printed else chr(10)}[{label}]\n{waiting[place].text}", flush=True)
-            printed.append(waiting.pop(place))
-    return printed
-
-
-def _print_stats(llm: LLM, options: argparse.Namespace) -> None:
-    file = sys.stderr if options.json else sys.stdout
-    if options.stats == "prometheus":
-        from minivllm.stats_report import prometheus_text
-
-        print(prometheus_text(llm.engine.stats()), end="", file=file)
-    elif options.stats:
-        from rich.console import Console
-
-        from minivllm.stats_report import stats_table
-
-        Console(file=file).print(stats_table(llm.engine.stats()))
+            print(("\n" if newest else "") + f"[{label}]")
+        num_shown = 0
+        while place not in newest or not newest[place].finished:
+            output = next(stream)
+            newest[int(output.request_id), output.index] = output
+            if place in newest:
+                print(newest[place].text[num_shown:], end="", flush=True)
+                num_shown = len(newest[place].text)
+        print(newest[place].text[num_shown:], flush=True)
+    return [newest[place] for place in places]
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -212,15 +188,11 @@ def _demo(options: argparse.Namespace) -> int:
     return run_demo()
 
 
-def _download(options: argparse.Namespace) -> int:
+def _download(options: argparse.Namespace) -> None:
     from minivllm.model.download import ensure_default_model
 
     print(ensure_default_model())
-    return OK
 
 
-def _explain(options: argparse.Namespace) -> int:
-    from minivllm.explain import explain
-
+def _explain(options: argparse.Namespace) -> None:
     print(explain(options.trace, options.request))
-    return OK

@@ -4,8 +4,6 @@ Three runs of the same six prompts, each on an engine of its own with an empty p
 first and then five with the prefix cache on; all six together; and the first run with it off.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,15 +11,13 @@ from pathlib import Path
 from statistics import mean
 from time import perf_counter
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Console
+from rich.table import Column, Table
 from rich.text import Text
 
 from minivllm.config import EngineConfig
 from minivllm.engine import LLMEngine
-from minivllm.llm import LLM, load_engine
+from minivllm.llm import LLM
 from minivllm.output import RequestOutput
 from minivllm.pool_picture import LEGEND, pool_picture
 from minivllm.sampling_params import SamplingParams
@@ -34,145 +30,119 @@ PARAMS = SamplingParams(max_tokens=36, stop=("\n",))
 
 @dataclass(slots=True)
 class Run:
-    """All prompts through one engine: everybody's newest output, and how long it took.
+    """All prompts through one engine: everybody's newest output, and what it took.
 
     pool   the pool as it was drawn while all of the last wave were decoding
+    work   how much of the prompts was computed at all, as a sentence
     """
 
-    engine: LLMEngine
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
-    seconds: float = 0.0
-    pool: Text | None = None
+    pool: Text = field(default_factory=Text)
+    work: str = ""
 
-    def first_token(self, *names: str) -> float:
-        """Mean time to the first token of these people, in seconds."""
-        return mean(self.outputs[name].time_to_first_token or 0.0 for name in names)
+    def first_token(self, *names: str) -> str:
+        """Mean time to the first token of these people."""
+        return f"{mean(self.outputs[name].time_to_first_token or 0.0 for name in names):.2f} s"
 
 
-def run_demo(load: Callable[[EngineConfig], LLMEngine] = load_engine) -> int:
+def run_demo(load: Callable[[EngineConfig], LLMEngine] = LLMEngine) -> int:
     """Run the demo; the exit code is 1 if cache on and cache off disagree, else 0.
 
-    `load` makes the first engine; the others take over its runner and tokenizer.
+    `load` makes an engine; those of the three runs take over its runner and tokenizer.
     """
     console = Console(highlight=False)
     with console.status("loading the model"):
-        engine = load(CACHE_ON)
+        loaded = load(CACHE_ON)
     script = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    questions = script["questions"]
     system = {"role": "system", "content": "\n".join(script["system_prompt"])}
-    encode = LLM(engine=engine).encode_chat
-    prompts = {
-        name: encode([system, {"role": "user", "content": question}])
-        for name, question in script["questions"].items()
-    }
+    conversations = {n: [system, {"role": "user", "content": q}] for n, q in questions.items()}
+    encode = LLM(engine=loaded).encode_chat
+    prompts = {name: encode(conversation) for name, conversation in conversations.items()}
     first, *others = prompts
     console.print(
         "Six people ask the assistant of a repair café. Everybody's prompt is the same long"
         f" system prompt and one short question: {len(prompts[first])} tokens for {first}."
         " The model is a very small one: it speaks well, and is sometimes wrong.\n"
     )
+    in_turn, together = [[first], others], [[first, *others]]
+    cold_warm = f"Cold, all of {first}'s prompt is computed; warm, the five find most of it cached."
+    share = "One of them computes the system prompt; the five others wait for it, and share."
+    runs: list[Run] = []
+    for title, note, config, waves in [
+        (f"1. Cache on: {first} comes first, then five together", cold_warm, CACHE_ON, in_turn),
+        ("2. Cache on: all six together, nothing cached yet", share, CACHE_ON, together),
+        ("3. Cache off: as in 1", "Everybody computes the system prompt.", CACHE_OFF, in_turn),
+    ]:
+        console.rule(title, align="left")
+        console.print(note)
+        engine = LLMEngine(config, loaded.runner, loaded.tokenizer)
+        run = _run(engine, waves, prompts, {} if runs else questions)
+        if not runs:
+            console.print("\nThe pool while the five were answered, a character a block:\n")
+            console.print(run.pool, "", LEGEND, "", _first_tokens(run), sep="\n")
+        console.print(
+            f"{first} waited {run.first_token(first)} for the first token; the five others waited"
+            f" {run.first_token(*others)}, on average. {run.work}\n"
+        )
+        runs.append(run)
 
-    console.rule(f"1. Cache on: {first} comes first, then five together", align="left")
-    console.print(f"All of {first}'s prompt is computed. The five find the system prompt cached.\n")
-    with Live(console=console, auto_refresh=False) as live:
-
-        def show(run: Run) -> None:
-            live.update(_answers(run, script["questions"]), refresh=True)
-
-        cached = _run(engine, [[first], others], prompts, show)
-    console.print("\nThe pool while the five were answered, a character a block:\n")
-    console.print(cached.pool or "", "", LEGEND, "", _first_tokens(cached), sep="\n")
-    console.print(
-        f"Cold, {first} waited {cached.first_token(first):.2f} s for the first token;"
-        f" warm, the five waited {cached.first_token(*others):.2f} s, although together."
-    )
-    console.print(_work(cached))
-
-    console.rule("2. Cache on: all six together, nothing cached yet", align="left")
-    console.print("One of them computes the system prompt; the five others wait for it, and share.")
-    together = _run(LLMEngine(CACHE_ON, engine.runner, engine.tokenizer), [[*prompts]], prompts)
-    console.print(_work(together))
-
-    console.rule("3. Cache off: as in 1", align="left")
-    console.print("Everybody computes the system prompt.")
-    off = LLMEngine(CACHE_OFF, engine.runner, engine.tokenizer)
-    uncached = _run(off, [[first], others], prompts)
-    console.print(
-        f"The five waited {uncached.first_token(*others):.2f} s for their first token;"
-        f" with the cache it was {cached.first_token(*others):.2f} s."
-    )
-    console.print(_work(uncached))
-    code = _verdict(console, cached, together, uncached)
+    answers = [{name: run.outputs[name].token_ids for name in prompts} for run in runs]
+    different = [name for name in prompts if any(a[name] != answers[0][name] for a in answers)]
+    if different:
+        verdict = f"A fault: answers differ between the runs, those of {', '.join(different)}."
+    else:
+        verdict = "All three runs gave everybody the same answer, token for token."
+    console.print(verdict, style="bold red" if different else "bold")
     console.print("", *script["read_next"], sep="\n")
-    return code
+    return 1 if different else 0
 
 
 def _run(
-    engine: LLMEngine,
-    waves: list[list[str]],
-    prompts: dict[str, list[int]],
-    show: Callable[[Run], object] = lambda run: None,
+    engine: LLMEngine, waves: list[list[str]], prompts: dict[str, list[int]], asked: dict[str, str]
 ) -> Run:
-    """Answer wave after wave; the people of one wave are added together."""
-    run = Run(engine)
+    """Answer wave after wave; the people of one wave are added together.
+
+    Shows the answers to what is `asked`: token by token if only one person asks, and otherwise, as
+    several grow at the same time, each when it is whole.
+    """
+    run, shown = Run(), dict.fromkeys(prompts, "")
     started = perf_counter()
     for wave in waves:
         for name in wave:
             engine.add_request(name, prompts[name], PARAMS)
         while engine.has_unfinished_requests():
-            run.outputs |= {output.request_id: output for output in engine.step()}
-            show(run)
+            for output in engine.step():
+                name = output.request_id
+                run.outputs[name] = output
+                if name in asked and (output.finished or len(wave) == 1):
+                    text = _answer(asked[name], output)
+                    print(text.removeprefix(shown[name]), end="", flush=True)
+                    shown[name] = text
             running = engine.scheduler.running
             if 1 < len(running) == len(wave) and all(each.is_decoding for each in running):
                 run.pool = pool_picture(engine.kv, running)
-    run.seconds = perf_counter() - started
+    stats = engine.stats()
+    run.work = (
+        f"Computed {stats['prompt_tokens_computed']:,} of {sum(map(len, prompts.values())):,}"
+        f" prompt tokens (hit rate {stats['prefix_hit_rate']:.0%}), and"
+        f" {stats['generated_tokens']} new ones, in {perf_counter() - started:.1f} s."
+    )
     return run
 
 
-def _answers(run: Run, questions: dict[str, str]) -> Group:
-    """Questions and answers, as far as they have come."""
-    lines: list[Text | Padding] = []
-    for name, output in run.outputs.items():
-        lines.append(Text(f"{name:>7}: {questions[name]}", "bold"))
-        dots = " ..." if output.finish_reason == "length" else ""
-        lines.append(Padding(Text(output.text.strip() + dots), (0, 0, 0, 9), expand=False))
-    return Group(*lines)
+def _answer(question: str, output: RequestOutput) -> str:
+    """The question, and its answer as far as it has come."""
+    end = {None: "", "length": " ...\n"}.get(output.finish_reason, "\n")
+    return f"\n{output.request_id:>7}: {question}\n         {output.text}{end}"
 
 
 def _first_tokens(run: Run) -> Table:
     """Who found how much of the prompt in the cache, and waited how long."""
-    table = Table("who", "prompt tokens", "cached", "computed", "first token after")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    headings = ("prompt tokens", "cached", "computed", "first token after")
+    table = Table("who", *(Column(heading, justify="right") for heading in headings))
     for name, output in run.outputs.items():
         num_prompt, num_cached = output.num_prompt_tokens, output.num_cached_tokens
-        wait = f"{run.first_token(name):.2f} s"
-        table.add_row(name, str(num_prompt), str(num_cached), str(num_prompt - num_cached), wait)
+        numbers = map(str, (num_prompt, num_cached, num_prompt - num_cached))
+        table.add_row(name, *numbers, run.first_token(name))
     return table
-
-
-def _work(run: Run) -> str:
-    """How much of the prompts was computed at all."""
-    stats = run.engine.stats()
-    num_tokens = sum(output.num_prompt_tokens for output in run.outputs.values())
-    return (
-        f"Computed {stats['prompt_tokens_computed']:,} of {num_tokens:,} prompt tokens"
-        f" (hit rate {stats['prefix_hit_rate']:.0%}), and {stats['generated_tokens']} new ones,"
-        f" in {run.seconds:.1f} s.\n"
-    )
-
-
-def _verdict(console: Console, *runs: Run) -> int:
-    """Compare what everybody got in each run, say so, and give the exit code."""
-    first, *others = [run.outputs for run in runs]
-    different = [
-        name for name in first if any(o[name].token_ids != first[name].token_ids for o in others)
-    ]
-    if different:
-        console.print(
-            f"The answers of {', '.join(different)} differ between the runs."
-            " The cache must not change an answer: this is a fault.",
-            style="bold red",
-        )
-        return 1
-    console.print("All three runs gave everybody the same answer, token for token.", style="bold")
-    return 0

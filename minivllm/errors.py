@@ -45,6 +45,10 @@ class EngineBusyError(MiniVLLMError, RuntimeError):
     """The call needs an engine without live sequences. Nothing was changed."""
 
 
+class TraceError(MiniVLLMError):
+    """A trace cannot be read, or does not tell of the request asked for."""
+
+
 class RunnerError(MiniVLLMError, RuntimeError):
     """The runner failed, or a step could make no progress (I11).
 

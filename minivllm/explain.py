@@ -5,24 +5,16 @@ missed has a position and tokens; whoever else had the same tokens up to its end
 of their block, is the reason. If nobody had: the closest one, and where the two part.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from minivllm.core.trace import FORMAT
-from minivllm.errors import MiniVLLMError
+from minivllm.errors import TraceError
 
 Event = dict[str, Any]
-
-
-class TraceError(MiniVLLMError):
-    """A trace cannot be read, or does not tell of the request asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +39,7 @@ class Explanation:
 
     def __str__(self) -> str:
         """A few lines for a person."""
-        size = self.block_size
+        size, block = self.block_size, self.missed_block
         lines = [
             f"request {self.name}: {self.num_prompt_tokens:,} prompt tokens",
             f"  found   {self.num_hit_tokens:,} tokens in {self.num_hit_tokens // size:,} blocks"
@@ -55,10 +47,9 @@ class Explanation:
         ]
         if self.num_waits:
             lines.append(f"  waited  {self.num_waits} steps while another computed its prefix")
-        if self.missed_block is not None:
-            start = self.missed_block * size
-            end = start + size
-            lines.append(f"  missed  block {self.missed_block}, positions [{start:,}, {end:,})")
+        if block is not None:
+            positions = f"[{block * size:,}, {(block + 1) * size:,})"
+            lines.append(f"  missed  block {block}, positions {positions}")
         return "\n".join([*lines, f"  why     {': '.join(self.why)}"])
 
 
@@ -68,36 +59,42 @@ def explain(path: Path, request_id: str) -> Explanation:
     Of a request with several outputs the first is explained; "ID#1" names the second. If the id
     was used again, the last use counts. Raises TraceError; it names a line that cannot be read.
     """
-    events = _read(path)
-    with _at_line(path, 1):
-        replay = _Replay(next(events, {})["block_size"])
     explanation: Explanation | None = None
-    for number, event in enumerate(events, start=2):
-        with _at_line(path, number):
-            replay.feed(event)
-            # Who waits looks up in every step: the last lookup before the admission counts.
-            if event["event"] == "match" and event["sequence"] == request_id:
-                explanation = replay.explain(request_id, len(event["blocks"])) or explanation
-    if explanation is None:
-        known = ", ".join(replay.named) or "none at all"
-        raise TraceError(
-            f"{path}: request {request_id!r} was never looked up: its turn did not come"
-            if request_id in replay.named
-            else f"{path} has no request {request_id!r}; it has {known:.200}"
-        )
-    return explanation
+    number = 1
+    try:
+        with path.open("rb") as file:
+            replay = _Replay(json.loads(file.readline()))
+            for line in file:
+                number += 1
+                event = json.loads(line)
+                replay.feed(event)
+                # Who waits looks up in every step: the last lookup before the admission counts.
+                if event["event"] == "match" and event["sequence"] == request_id:
+                    explanation = replay.explain(request_id, len(event["blocks"])) or explanation
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}") from error
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        where = f"{path}: line {number} does not fit the format {FORMAT}"
+        raise TraceError(f"{where}: {type(error).__name__}: {error}") from error
+    if explanation is not None:
+        return explanation
+    if request_id in replay.named:
+        raise TraceError(f"{path}: request {request_id!r} was never looked up: it had no turn yet")
+    known = ", ".join(replay.named) or "none at all"
+    raise TraceError(f"{path} has no request {request_id!r}; it has {known:.200}")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class _Sequence:
     """One sequence, as the trace tells of it; first the fields of its `add` event.
 
     sequence      its name; `request` is the id that its n outputs have in common
     token_ids     its prompt, and once it has ended its output
+    num_waits     steps in which it was passed over
     num_held      how many blocks of its prefix it holds in the cache
     num_computed  the most positions it ever had computed
-    published     blocks it has published, counted from the start of its prompt
-    lost          block -> on the way to which step it left the cache; "evicted" or "reset"
+    published     its published blocks, counted from the start of its prompt -> None while in the
+                  cache; else on the way to which step it left, and "evicted" or "reset"
     """
 
     event: str
@@ -113,21 +110,31 @@ class _Sequence:
     num_computed: int = 0
     was_admitted: bool = False
     is_running: bool = False
-    published: set[int] = field(default_factory=set)
-    lost: dict[int, tuple[int, str]] = field(default_factory=dict)
+    published: dict[int, tuple[int, str] | None] = field(default_factory=dict)
 
-    def num_common(self, other: _Sequence) -> int:
-        """How many leading tokens are equal."""
-        pairs = zip(self.token_ids, other.token_ids, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    def feed(self, kind: str, event: Event) -> None:
+        """Take over one event that happened to it."""
+        if kind == "publish":
+            self.published[self.num_held] = None
+        self.num_held += kind in ("publish", "swap", "reference")
+        self.num_waits += kind == "pass_over"
+        if kind in ("reference", "allocate"):
+            self.was_admitted = self.is_running = True
+        elif kind == "write":
+            self.num_computed = max(self.num_computed, event["end"])
+        elif kind in ("preempt", "finish", "abort"):
+            self.is_running, self.num_held = False, 0
+            self.token_ids += event.get("output_token_ids", [])
 
 
 class _Replay:
     """What had been computed and cached, event by event; `named` are the sequences by name."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, head: Event) -> None:
+        if head["format"] != FORMAT:
+            raise ValueError(f"format is {head['format']!r}")
         self.named: dict[str, _Sequence] = {}
-        self._block_size = block_size
+        self._block_size = head["block_size"]
         self._sequences: list[_Sequence] = []
         self._published_at: dict[int, tuple[_Sequence, int]] = {}
         self._step = 1
@@ -142,31 +149,16 @@ class _Replay:
             self._sequences.append(self.named[event["sequence"]])
         elif kind in ("evict", "reset"):
             owner, index = self._published_at.pop(event["block"])
-            owner.lost[index] = (self._step, "evicted" if kind == "evict" else "reset")
+            owner.published[index] = (self._step, "evicted" if kind == "evict" else "reset")
         else:
-            self._change(kind, self.named[event["sequence"]], event)
-
-    def _change(self, kind: str, sequence: _Sequence, event: Event) -> None:
-        if kind == "publish":
-            self._published_at[event["block"]] = (sequence, sequence.num_held)
-            sequence.published.add(sequence.num_held)
-            sequence.lost.pop(sequence.num_held, None)
-        if kind in ("publish", "swap", "reference"):
-            sequence.num_held += 1
-        if kind in ("reference", "allocate"):
-            sequence.was_admitted = sequence.is_running = True
-        elif kind == "write":
-            sequence.num_computed = max(sequence.num_computed, event["end"])
-        elif kind == "pass_over":
-            sequence.num_waits += 1
-        elif kind in ("preempt", "finish", "abort"):
-            sequence.is_running = False
-            sequence.num_held = 0
-            sequence.token_ids += event.get("output_token_ids", [])
+            sequence = self.named[event["sequence"]]
+            if kind == "publish":
+                self._published_at[event["block"]] = (sequence, sequence.num_held)
+            sequence.feed(kind, event)
 
     def explain(self, name: str, num_hits: int) -> Explanation | None:
         """Say why not more than `num_hits` blocks were found; None if it was admitted before."""
-        sequence = self.named[name]
+        sequence, size = self.named[name], self._block_size
         if sequence.was_admitted:
             return None
         last = len(sequence.token_ids) - 1
@@ -174,35 +166,33 @@ class _Replay:
         missed: int | None = num_hits
         if not sequence.cache_read:
             why = ("cache read off", "by the request, by prompt_logprobs, or in the engine")
-        elif num_hits < min(limit, last) // self._block_size:
+        elif num_hits < min(limit, last) // size:
             why = self._why_missed(sequence, num_hits)
-        elif limit < last:
-            missed, why = None, ("nothing missed", f"only {limit:,} tokens may be cached")
         else:
             missed = None
-            why = ("nothing missed", f"only {last:,} tokens are looked up: one is computed (I8)")
-        found = num_hits * self._block_size
+            looked_up = f"{last:,} tokens are looked up: one is computed (I8)"
+            allowed = f"{limit:,} tokens may be cached"
+            why = ("nothing missed", f"only {allowed if limit < last else looked_up}")
         return Explanation(
-            name, last + 1, found, self._block_size, self._step, sequence.num_waits, missed, why
+            name, last + 1, num_hits * size, size, self._step, sequence.num_waits, missed, why
         )
 
     def _why_missed(self, sequence: _Sequence, block: int) -> tuple[str, str]:
         """Ask all who had the same tokens up to the end of `block` what became of theirs."""
         end = (block + 1) * self._block_size
         others = [o for o in self._sequences if o.was_admitted]
-        equal = [o for o in others if o.num_common(sequence) >= end]
+        equal = [o for o in others if o.token_ids[:end] == sequence.token_ids[:end]]
         akin = [o for o in equal if o.key_fields == sequence.key_fields]
-        if lost := [(*o.lost[block], o.sequence) for o in akin if block in o.lost]:
+        if lost := [(*gone, o.sequence) for o in akin if (gone := o.published.get(block))]:
             step, how, name = max(lost)
             return how, f"request {name} had published it; {how} on the way to step {step}"
         if akin:
             return _why_unpublished(max(akin, key=lambda o: o.num_computed), end)
-        for other in equal:
-            if other not in akin and block in other.published:
-                pairs = zip_longest(sequence.key_fields, other.key_fields, fillvalue="nothing")
-                here, there = next(pair for pair in pairs if pair[0] != pair[1])
-                who = f"request {other.sequence} has published the same tokens"
-                return "other key field", f"{who}, but under {there}; this one asks under {here}"
+        if other := next((o for o in equal if block in o.published), None):
+            pairs = zip_longest(sequence.key_fields, other.key_fields, fillvalue="nothing")
+            here, there = next(pair for pair in pairs if pair[0] != pair[1])
+            who = f"request {other.sequence} has published the same tokens"
+            return "other key field", f"{who}, but under {there}; this one asks under {here}"
         family = [o for o in others if o.key_fields == sequence.key_fields]
         return "never seen", _where_they_part(sequence, family)
 
@@ -220,45 +210,20 @@ def _why_unpublished(other: _Sequence, end: int) -> tuple[str, str]:
         reason, but = "in flight", "so far"
     else:
         reason, but = "never seen", "and stopped there"
-    num_computed = min(other.num_computed, end)
-    who = f"request {other.sequence} has computed"
-    return reason, f"{who} {num_computed:,} of the same {end:,} positions, {but}"
+    computed = f"{min(other.num_computed, end):,} of the same {end:,} positions"
+    return reason, f"request {other.sequence} has computed {computed}, {but}"
 
 
 def _where_they_part(sequence: _Sequence, others: list[_Sequence]) -> str:
     """The closest of the sequences computed before, and the position where the two part."""
+
+    def parting(other: _Sequence) -> tuple[int, Any, Any]:
+        pairs = zip_longest(sequence.token_ids, other.token_ids, fillvalue="none")
+        return next((i, here, there) for i, (here, there) in enumerate(pairs) if here != there)
+
     if not others:
         return "nothing was computed under its key fields before"
-    closest = max(others, key=sequence.num_common)
-    position = sequence.num_common(closest)
-    here, there = sequence.token_ids[position], closest.token_ids[position : position + 1]
-    return (
-        f"request {closest.sequence} comes closest; at position {position:,} this one has token"
-        f" {here}, that one {there[0] if there else 'none'}"
-    )
-
-
-def _read(path: Path) -> Iterator[Event]:
-    """The head of the trace, then event by event."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                with _at_line(path, number):
-                    event = json.loads(line)
-                    if number == 1 and event["format"] != FORMAT:
-                        raise ValueError(f"format is {event['format']!r}")
-                yield event
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror}") from error
-
-
-@contextmanager
-def _at_line(path: Path, number: int) -> Iterator[None]:
-    """Say which line it is that does not fit the format."""
-    try:
-        yield
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        raise TraceError(
-            f"{path}: line {number} does not fit the format {FORMAT}:"
-            f" {type(error).__name__}: {error}"
-        ) from error
+    closest = max(others, key=lambda other: parting(other)[0])
+    position, here, there = parting(closest)
+    who = f"request {closest.sequence} comes closest; at position {position:,}"
+    return f"{who} this one has token {here}, that one {there}"

@@ -29,11 +29,6 @@ Params = SamplingParams | ReadOnlySequence[SamplingParams] | None
 _BAR = "{n_fmt} tokens [{elapsed}, {rate_noinv_fmt}{postfix}]"
 
 
-def load_engine(config: EngineConfig, write_trace_line: Any = None) -> LLMEngine:
-    """An engine with its model."""
-    return LLMEngine(config, write_trace_line=write_trace_line)
-
-
 @dataclass(slots=True)
 class _Inbox:
     """Where the outputs of one call's requests go.
@@ -238,7 +233,6 @@ def _for_each(params: Params, num_prompts: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
     if len(params) != num_prompts:
-        raise InvalidRequestError(
-            f"{len(params)} params for {num_prompts} prompts; give one for all, or one for each"
-        )
+        given = f"{len(params)} params for {num_prompts} prompts"
+        raise InvalidRequestError(f"{given}; give one for all, or one for each")
     return list(params)

@@ -1,15 +1,11 @@
 """The pool of KV blocks as text: a cell a block, and in it the block's ref count."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from minivllm.core.kv_cache import KVCache
 from minivllm.core.sequence import Sequence
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 CELLS_PER_LINE = 64
 LEGEND = ".  free   c  only cached   1 2 3 ...  ref count, the cache included (+ from 10)"
@@ -20,12 +16,10 @@ def pool_picture(kv: KVCache, sequences: Iterable[Sequence] = ()) -> Text:
 
     A table is told in two parts: blocks that other tables hold too, and the sequence's own.
     """
-    from rich.text import Text
-
     picture = Text()
     for block in range(kv.num_blocks):
         if block % CELLS_PER_LINE == 0:
-            picture.append(f"{block:>5}  " if block == 0 else f"\n{block:>5}  ", style="dim")
+            picture.append(("\n" if block else "") + f"{block:>5}  ", style="dim")
         picture.append(*_cell(kv, block))
     for sequence in sequences:
         shared = _ranges([b for b in sequence.block_table if _num_tables(kv, b) > 1])

@@ -59,3 +59,6 @@ def print_prometheus(stats: Stats, file: TextIO) -> None:
     registry = CollectorRegistry()
     registry.register(Collector())
     print(generate_latest(registry).decode(), end="", file=file)
+
+
+FORMATS = {"table": print_table, "prometheus": print_prometheus}

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from minivllm.explain import TraceError, explain
+from minivllm.errors import TraceError
+from minivllm.explain import explain
 from tests.model_free import greedy, make_engine, params, run
 
 PREFIX = list(range(12))  # three blocks of 4

@@ -5,7 +5,9 @@ import pytest
 from minivllm.config import EngineConfig
 from minivllm.core.invariants import check_pool
 from minivllm.core.kv_cache import KVCache
+from minivllm.core.metrics import Metrics
 from minivllm.core.sequence import CachePolicy, Sequence
+from minivllm.core.trace import Trace
 from minivllm.sampling_params import SamplingParams
 
 
@@ -13,7 +15,7 @@ class Pool:
     """A KVCache of block size 4, and the sequences that live in it."""
 
     def __init__(self, num_blocks=8, **options):
-        self.kv = KVCache(num_blocks, EngineConfig(block_size=4, **options))
+        self.kv = KVCache(num_blocks, EngineConfig(block_size=4, **options), Metrics(), Trace())
         self.holders = []
         self.num_arrivals = 0
 
@@ -70,8 +72,7 @@ def pool():
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "cached"),
-    [(1, 0), (4, 0), (5, 4), (7, 4), (8, 4), (9, 8), (12, 8), (13, 12)],
+    ("num_tokens", "cached"), [(1, 0), (4, 0), (5, 4), (7, 4), (8, 4), (9, 8), (12, 8), (13, 12)]
 )
 def test_a_lookup_matches_full_blocks_and_leaves_a_token_to_compute(pool, num_tokens, cached):
     pool.free(pool.compute(range(13)))
@@ -156,7 +157,7 @@ def test_a_refused_allocation_changes_nothing():
     assert not pool.kv.allocate(late, 9, [])
     assert pool.state() == before
     assert late.block_table == []
-    assert not pool.kv.in_flight.leader_of(late.keys.extend(late.token_ids)[0].hash)
+    assert not pool.kv.in_flight.has(late.keys.extend(late.token_ids)[0])
     assert holder.num_computed_tokens == 9
 
 

@@ -4,6 +4,7 @@ Ten requests with one new prefix arrive together. The first becomes the leader; 
 find its keys here, wait a step, and then find its blocks in the cache.
 """
 
+from minivllm.core.block_keys import BlockKey
 from minivllm.core.sequence import Sequence
 
 
@@ -24,9 +25,9 @@ class InFlight:
             self._leaders.setdefault(key.hash, sequence)
         sequence.num_announced_blocks = max(first, num_blocks)
 
-    def leader_of(self, key_hash: object) -> Sequence | None:
-        """The running sequence that computes this block, or None."""
-        return self._leaders.get(key_hash)
+    def has(self, key: BlockKey) -> bool:
+        """True if a running sequence computes the block of this key and will publish it."""
+        return key.hash in self._leaders
 
     def withdraw(self, sequence: Sequence, first_block: int, end_block: int) -> None:
         """Blocks [first_block, end_block) of `sequence` are published, or will not be."""

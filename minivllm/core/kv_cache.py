@@ -41,11 +41,7 @@ class KVCache:
     """The paged KV cache as `core` sees it: block ids and counts, no tensors."""
 
     def __init__(
-        self,
-        num_blocks: int,
-        config: EngineConfig,
-        metrics: Metrics | None = None,
-        trace: Trace | None = None,
+        self, num_blocks: int, config: EngineConfig, metrics: Metrics, trace: Trace
     ) -> None:
         self.block_size = config.block_size
         self.blocks = BlockManager(num_blocks)
@@ -53,8 +49,8 @@ class KVCache:
         self.in_flight = InFlight()
         self._max_idle = int(config.prefix_cache_max_share * num_blocks)
         self._hash = config.hash_function or default_hash
-        self._metrics = metrics or Metrics()
-        self._trace = trace or Trace()
+        self._metrics = metrics
+        self._trace = trace
 
     # Questions
 
@@ -104,9 +100,8 @@ class KVCache:
             if found is None:
                 break
             hits.append(found)
-        is_next_in_flight = (
-            len(hits) < limit and self.in_flight.leader_of(keys[len(hits)].hash) is not None
-        )
+        is_cut_short = len(hits) < limit
+        is_next_in_flight = is_cut_short and self.in_flight.has(keys[len(hits)])
         self._metrics.lookup_seconds += perf_counter() - started
         return Match(list(hits), is_next_in_flight)
 
@@ -161,11 +156,10 @@ class KVCache:
         """
         self._trace.record("write", sequence, start=sequence.num_computed_tokens, end=end)
         sequence.num_computed_tokens = end
-        if self._will_publish(sequence) and self._num_publishable(sequence) > len(
-            sequence.cached_blocks
-        ):
+        num_blocks = self._num_publishable(sequence)
+        if num_blocks > len(sequence.cached_blocks):
             started = perf_counter()
-            self._publish(sequence, self._num_publishable(sequence))
+            self._publish(sequence, num_blocks)
             self._metrics.publish_seconds += perf_counter() - started
 
     def roll_back(self, sequence: Sequence) -> None:
@@ -182,7 +176,7 @@ class KVCache:
         sequence.cached_blocks.clear()
         sequence.num_announced_blocks = 0
         sequence.num_computed_tokens = 0
-        sequence.may_publish = True
+        sequence.may_publish = sequence.policy.write
 
     def reset(self) -> bool:
         """Forget everything cached. False, and nothing changed, while a sequence holds blocks."""
@@ -201,12 +195,11 @@ class KVCache:
         return num_tokens // self.block_size
 
     def _num_publishable(self, sequence: Sequence) -> int:
-        """How many leading blocks are fully written and cacheable."""
+        """How many leading blocks are fully written, and may be cached."""
+        if not sequence.may_publish:
+            return 0
         num_full = sequence.num_computed_tokens // self.block_size
         return min(num_full, self._num_cacheable(sequence))
-
-    def _will_publish(self, sequence: Sequence) -> bool:
-        return sequence.policy.write and sequence.may_publish
 
     def _num_missing(self, sequence: Sequence, num_new_tokens: int, hits: list[CachedBlock]) -> int:
         """Blocks that are in neither the table nor the hits, but are needed to compute so far."""
@@ -224,7 +217,7 @@ class KVCache:
 
     def _announce(self, sequence: Sequence) -> None:
         """Tell others which blocks this running sequence is about to publish."""
-        if not self._will_publish(sequence):
+        if not sequence.may_publish:
             return
         keys = sequence.keys.extend(sequence.token_ids)
         self.in_flight.announce(sequence, min(len(keys), self._num_cacheable(sequence)))

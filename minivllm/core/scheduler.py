@@ -39,19 +39,13 @@ class Scheduler:
     the step may still charge.
     """
 
-    def __init__(
-        self,
-        kv: KVCache,
-        config: EngineConfig,
-        metrics: Metrics | None = None,
-        trace: Trace | None = None,
-    ) -> None:
+    def __init__(self, kv: KVCache, config: EngineConfig, metrics: Metrics, trace: Trace) -> None:
         self.kv = kv
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.finished: list[Sequence] = []
-        self.metrics = metrics or Metrics()
-        self._trace = trace or Trace()
+        self.metrics = metrics
+        self._trace = trace
         self._budget = config.max_num_batched_tokens
         # More seats than budget would leave a decoding sequence without its token (I12).
         self._max_running = min(config.max_num_seqs, self._budget)
@@ -90,9 +84,7 @@ class Scheduler:
         if self.metrics.preemptions == num_preemptions:
             self._admit_waiting()
         self._trace.record("step", scheduler=self)
-        return ScheduledBatch(
-            [_scheduled(sequence, num_tokens) for sequence, num_tokens in self.scheduled.items()]
-        )
+        return ScheduledBatch([_scheduled(*item) for item in self.scheduled.items()])
 
     def commit(self, sampled: list[SampledToken]) -> list[Sequence]:
         """Take over the results of the step; return the sequences that gained a token.
@@ -106,9 +98,8 @@ class Scheduler:
             start = sequence.num_computed_tokens
             end = start + num_tokens
             self.kv.commit(sequence, end)
-            self.metrics.prompt_tokens_computed += max(
-                0, min(end, sequence.num_prompt_tokens) - start
-            )
+            num_prompt_tokens = min(end, sequence.num_prompt_tokens) - start
+            self.metrics.prompt_tokens_computed += max(0, num_prompt_tokens)
             if end == sequence.num_tokens:
                 token = next(tokens)
                 sequence.token_ids.append(token.token_id)
@@ -211,11 +202,9 @@ class Scheduler:
 
     def _outgrown(self, sequence: Sequence) -> str:
         size, pool = self.kv.block_size, self.kv.num_blocks
-        return (
-            f"the sequence has grown to {sequence.num_tokens:,} tokens; the pool holds"
-            f" {pool:,} blocks x {size} = {pool * size:,}: raise num_kv_blocks"
-            " or lower max_tokens"
-        )
+        grown = f"the sequence has grown to {sequence.num_tokens:,} tokens"
+        holds = f"the pool holds {pool:,} blocks x {size} = {pool * size:,}"
+        return f"{grown}; {holds}: raise num_kv_blocks or lower max_tokens"
 
 
 def _scheduled(sequence: Sequence, num_tokens: int) -> ScheduledSequence:

@@ -60,7 +60,7 @@ class Sequence:
     cached_blocks         what the cache holds of the table's head: cached_blocks[i] is
                           published in block_table[i]
     matched_blocks        what the last lookup found; the next one goes on from there
-    may_publish           False once a hash collision broke its chain
+    may_publish           its policy lets it, and no hash collision has broken its chain
     num_announced_blocks  how many of its blocks stand in the in-flight table, or have stood
     """
 
@@ -78,12 +78,15 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     cached_blocks: list[CachedBlock] = field(default_factory=list)
     matched_blocks: list[CachedBlock] = field(default_factory=list)
-    may_publish: bool = True
+    may_publish: bool = field(init=False)
     num_announced_blocks: int = 0
     finish_reason: str | None = None
     error: str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprobs] | None = None
+
+    def __post_init__(self) -> None:
+        self.may_publish = self.policy.write
 
     @property
     def name(self) -> str:

@@ -202,7 +202,7 @@ def select_attention_backend(requested: str, device: torch.device) -> AttentionB
     if choose_backend(requested, device) == "torch":
         return TorchAttention.begin_step
     # Imported late: there is no triton on every machine.
-    from minivllm.model.triton_attention import TritonAttention
+    from kernels.step_attention import TritonAttention
 
     return TritonAttention.begin_step
 

@@ -80,6 +80,14 @@ class _Parts:
         weight = self._weights.take(f"{name}.weight", (size,))
         return RMSNorm(weight, self.config.rms_norm_eps, self.ops)
 
+    def head_norm(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The norm of every query or key head; where a model has none, they stay as they are."""
+        return self.norm(name, self.config.head_dim) if self.config.qk_norm else _unchanged
+
+
+def _unchanged(heads: torch.Tensor) -> torch.Tensor:
+    return heads
+
 
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
     """One below the other. A single one is not copied: it may be a file mapped into memory."""
@@ -100,11 +108,8 @@ class Attention:
             {f"{name}.{part}": size for part, size in sizes.items()}, hidden, config.qkv_bias
         )
         self._output = parts.linear(f"{name}.o_proj", hidden, query_size, config.output_bias)
-        self._query_norm: _HeadNorm = _unchanged
-        self._key_norm: _HeadNorm = _unchanged
-        if config.qk_norm:
-            self._query_norm = parts.norm(f"{name}.q_norm", head_dim)
-            self._key_norm = parts.norm(f"{name}.k_norm", head_dim)
+        self._query_norm = parts.head_norm(f"{name}.q_norm")
+        self._key_norm = parts.head_norm(f"{name}.k_norm")
 
     def __call__(
         self, x: torch.Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
@@ -115,14 +120,6 @@ class Attention:
         query, key = self._query_norm(query), self._key_norm(key)
         query = step.rotate_and_store(query, key, value, rotation, cache)
         return self._output(step.attend(query, cache).flatten(1))
-
-
-_HeadNorm = Callable[[torch.Tensor], torch.Tensor]
-
-
-def _unchanged(heads: torch.Tensor) -> torch.Tensor:
-    """What stands in place of the q and k norms where a model has none."""
-    return heads
 
 
 class MLP:

@@ -155,7 +155,7 @@ class ModelRunner:
 
     def _decode(self, token_ids: torch.Tensor, batch: PagedBatch) -> torch.Tensor:
         """What a CUDA graph records; see decode_graphs.Forward."""
-        from minivllm.model.triton_attention import TritonAttention  # not on every machine
+        from kernels.step_attention import TritonAttention  # not on every machine
 
         step = TritonAttention(batch)
         return self._decoder.hidden(token_ids, batch.positions, self._kv, step)

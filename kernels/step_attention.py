@@ -8,28 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from kernels.attention import attention
 from kernels.batch import PagedBatch
 from kernels.rotary import rotary_store_kv
-from minivllm.core.batch import ScheduledSequence
-from minivllm.model.rope import Rotation
+from kernels.sequence import StepSequence
 
-KVPair = tuple[torch.Tensor, torch.Tensor]
-"""A layer's keys and values; attention.KVCache is one (attention.py stands above this file)."""
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class Rotation(Protocol):
+    """What is needed of a step's rotation: cos and sin by absolute position."""
+
+    @property
+    def table(self) -> Pair:
+        """Each [num_positions, head_dim / 2] float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonAttention:
-    """StepAttention by the kernels. `batch` holds the ranges and tables as they read them."""
+    """One step's attention, shared by all layers, as an engine's decoder asks for it.
+
+    batch  the ranges and tables as the kernels read them
+    cache  of each call: a layer's keys and values, [num_blocks, block_size, num_kv_heads, head_dim]
+    """
 
     batch: PagedBatch
 
     @classmethod
-    def begin_step(cls, sequences: Sequence[ScheduledSequence], cache: KVPair) -> TritonAttention:
-        """An AttentionBackend. Raises KernelInputError for tables a kernel must not follow."""
+    def begin_step(cls, sequences: Sequence[StepSequence], cache: Pair) -> TritonAttention:
+        """Bring the step to the device. KernelInputError: a table no kernel must follow."""
         keys, _ = cache
         batch = PagedBatch.from_host(
             [sequence.block_table for sequence in sequences],
@@ -46,11 +57,11 @@ class TritonAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         rotation: Rotation,
-        cache: KVPair,
+        cache: Pair,
     ) -> torch.Tensor:
-        """See StepAttention. One pass: the turned key is written only to its slot."""
+        """Turn query and key, write key and value: the turned key goes only to its slot."""
         return rotary_store_kv(query, key, value, *rotation.table, *cache, self.batch)
 
-    def attend(self, query: torch.Tensor, cache: KVPair) -> torch.Tensor:
-        """See StepAttention."""
+    def attend(self, query: torch.Tensor, cache: Pair) -> torch.Tensor:
+        """[num_tokens, num_heads, head_dim] in and out, causal by absolute position."""
         return attention(query, *cache, self.batch)
