@@ -61,15 +61,13 @@ class SamplingParams:
         self._set_tuple("stop", str, lambda string: string != "", "strings that are not empty")
         self._set_tuple("stop_token_ids", int, lambda token_id: token_id >= 0, "ids, 0 or more")
 
-    def _set_tuple(
-        self, name: str, kind: type, is_allowed: Callable[[Any], bool], allowed: str
-    ) -> None:
+    def _set_tuple(self, name: str, kind: type, allows: Callable[[Any], bool], words: str) -> None:
         value = getattr(self, name)
         # A single string is one stop string, not a sequence of letters.
         items = (value,) if isinstance(value, kind) else value
         items = tuple(items) if isinstance(items, Iterable) else (None,)
-        if not all(type(item) is kind and is_allowed(item) for item in items):
-            self._refuse(name, f"a sequence of {allowed}")
+        if not all(type(item) is kind and allows(item) for item in items):
+            self._refuse(name, f"a sequence of {words}")
         object.__setattr__(self, name, items)
 
     def _refuse(self, name: str, allowed: str) -> None:

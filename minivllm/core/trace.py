@@ -48,14 +48,9 @@ class TraceRecorder(Trace):
         self._write_line = write_line
         self._holders: dict[int, list[str]] = {}
         self._num_steps = 0
-        self._emit(
-            {
-                "format": FORMAT,
-                "block_size": config.block_size,
-                "num_kv_blocks": num_kv_blocks,
-                "max_num_batched_tokens": config.max_num_batched_tokens,
-            }
-        )
+        sizes = {"block_size": config.block_size, "num_kv_blocks": num_kv_blocks}
+        budget = {"max_num_batched_tokens": config.max_num_batched_tokens}
+        self._emit({"format": FORMAT, **sizes, **budget})
 
     def record(self, event: str, sequence: Sequence | None = None, **details: Any) -> None:
         """Write one line: the event, whose it is, and what a reader wants to know of it."""

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from minivllm.config import ATTENTION_BACKENDS
 from minivllm.core.batch import ScheduledSequence
@@ -34,21 +35,16 @@ ENVIRONMENT_VARIABLE = "MINIVLLM_ATTENTION"
 class KVCache(NamedTuple):
     """One layer's paged keys and values, each [num_blocks, block_size, num_kv_heads, head_dim]."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: Tensor
+    values: Tensor
 
 
 class StepAttention(Protocol):
     """Attention for the rows of one step: made once a step, shared by all layers."""
 
     def rotate_and_store(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        rotation: Rotation,
-        cache: KVCache,
-    ) -> torch.Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: KVCache
+    ) -> Tensor:
         """Turn query and key by their positions; write key and value to each row's slot.
 
         query       [num_tokens, num_heads, head_dim]
@@ -57,7 +53,7 @@ class StepAttention(Protocol):
         """
         ...
 
-    def attend(self, query: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def attend(self, query: Tensor, cache: KVCache) -> Tensor:
         """softmax(q k / sqrt(head_dim)) v over the positions 0 up to each row's own.
 
         query    [num_tokens, num_heads, head_dim]; head h reads KV head h // group, where
@@ -86,8 +82,8 @@ class _Span(NamedTuple):
 
     num_rows: int
     context_len: int
-    table: torch.Tensor
-    mask: torch.Tensor | None
+    table: Tensor
+    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,7 @@ class TorchAttention:
     spans         one a sequence, in the order of their rows
     """
 
-    slot_mapping: torch.Tensor
+    slot_mapping: Tensor
     spans: tuple[_Span, ...]
 
     @classmethod
@@ -115,23 +111,18 @@ class TorchAttention:
         )
 
     def rotate_and_store(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        rotation: Rotation,
-        cache: KVCache,
-    ) -> torch.Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: KVCache
+    ) -> Tensor:
         """See StepAttention."""
         self.store(cache, rotate(key, rotation), value)
         return rotate(query, rotation)
 
-    def store(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def store(self, cache: KVCache, keys: Tensor, values: Tensor) -> None:
         """Write each row's key and value to its slot; [num_tokens, num_kv_heads, head_dim]."""
         cache.keys.flatten(0, 1).index_copy_(0, self.slot_mapping, keys)
         cache.values.flatten(0, 1).index_copy_(0, self.slot_mapping, values)
 
-    def attend(self, query: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def attend(self, query: Tensor, cache: KVCache) -> Tensor:
         """See StepAttention."""
         rows_of = torch.split(query, [span.num_rows for span in self.spans])
         return torch.cat(
@@ -139,7 +130,7 @@ class TorchAttention:
         )
 
 
-def _slots(sequence: ScheduledSequence, block_size: int) -> torch.Tensor:
+def _slots(sequence: ScheduledSequence, block_size: int) -> Tensor:
     """The slot of each position in [start, end): [end - start] int64."""
     positions = torch.arange(sequence.start, sequence.end)
     table = torch.tensor(sequence.block_table)
@@ -158,7 +149,7 @@ def _span(sequence: ScheduledSequence, block_size: int, device: torch.device) ->
     return _Span(num_rows, context_len, table, mask)
 
 
-def _attend(rows: torch.Tensor, cache: KVCache, span: _Span) -> torch.Tensor:
+def _attend(rows: Tensor, cache: KVCache, span: _Span) -> Tensor:
     """One sequence: gather its blocks in logical order, cut off what is not written, attend."""
     keys, values = (
         blocks.index_select(0, span.table).flatten(0, 1)[: span.context_len] for blocks in cache
@@ -173,7 +164,7 @@ def _attend(rows: torch.Tensor, cache: KVCache, span: _Span) -> torch.Tensor:
     return output[0].transpose(0, 1)
 
 
-def _heads_first(rows: torch.Tensor) -> torch.Tensor:
+def _heads_first(rows: Tensor) -> Tensor:
     """[n, heads, head_dim] -> [1, heads, n, head_dim], as torch wants it."""
     return rows.transpose(0, 1)[None]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from minivllm.model.attention import KVCache, StepAttention
 from minivllm.model.linear import Linear, LinearFactory
@@ -30,7 +31,7 @@ from minivllm.model.rope import (
 class Weights(Protocol):
     """Where parameters come from; the loader implements it."""
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor `name`, in the dtype and on the device the network runs in.
 
         Raises ModelError if there is none, or if its shape is another one.
@@ -41,16 +42,16 @@ class Weights(Protocol):
 class RMSNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich 2019)."""
 
-    def __init__(self, weight: torch.Tensor, eps: float, ops: Ops) -> None:
+    def __init__(self, weight: Tensor, eps: float, ops: Ops) -> None:
         self._weight = weight
         self._eps = eps
         self._ops = ops
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., size], in the dtype of x."""
         return self._ops.rms_norm(x, self._weight, self._eps)
 
-    def of_sum(self, x: torch.Tensor, update: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def of_sum(self, x: Tensor, update: Tensor) -> tuple[Tensor, Tensor]:
         """(the norm of x + update, x + update); each [num_tokens, size]."""
         return self._ops.add_rms_norm(update, x, self._weight, self._eps)
 
@@ -80,16 +81,16 @@ class _Parts:
         weight = self._weights.take(f"{name}.weight", (size,))
         return RMSNorm(weight, self.config.rms_norm_eps, self.ops)
 
-    def head_norm(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    def head_norm(self, name: str) -> Callable[[Tensor], Tensor]:
         """The norm of every query or key head; where a model has none, they stay as they are."""
         return self.norm(name, self.config.head_dim) if self.config.qk_norm else _unchanged
 
 
-def _unchanged(heads: torch.Tensor) -> torch.Tensor:
+def _unchanged(heads: Tensor) -> Tensor:
     return heads
 
 
-def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _joined(tensors: list[Tensor]) -> Tensor:
     """One below the other. A single one is not copied: it may be a file mapped into memory."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
@@ -112,8 +113,8 @@ class Attention:
         self._key_norm = parts.head_norm(f"{name}.k_norm")
 
     def __call__(
-        self, x: torch.Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
-    ) -> torch.Tensor:
+        self, x: Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
+    ) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]; writes the rows' keys and values."""
         heads = self._query_key_value(x).view(len(x), -1, self._head_dim)
         query, key, value = torch.split(heads, self._num_heads, dim=1)
@@ -134,7 +135,7 @@ class MLP:
         self._silu_and_mul = parts.ops.silu_and_mul
         self._down = parts.linear(f"{name}.down_proj", hidden, inner, bias)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]."""
         return self._down(self._silu_and_mul(self._gate_up(x)))
 
@@ -154,13 +155,8 @@ class DecoderLayer:
         self._mlp = MLP(parts, f"{name}.mlp")
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        update: torch.Tensor,
-        rotation: Rotation,
-        cache: KVCache,
-        step: StepAttention,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, x: Tensor, update: Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
+    ) -> tuple[Tensor, Tensor]:
         """(x, update) -> (x, update), all [num_tokens, hidden]."""
         normed, x = self._attention_norm.of_sum(x, update)
         update = self._attention(normed, rotation, cache, step)
@@ -193,12 +189,8 @@ class Decoder:
         self._rotary = RotaryTable(cos.to(device), sin.to(device))
 
     def hidden(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv: Sequence[KVCache],
-        step: StepAttention,
-    ) -> torch.Tensor:
+        self, token_ids: Tensor, positions: Tensor, kv: Sequence[KVCache], step: StepAttention
+    ) -> Tensor:
         """The rows' last hidden states, before the final norm: [num_tokens, hidden].
 
         token_ids, positions  [num_tokens] int64, on the decoder's device
@@ -213,7 +205,7 @@ class Decoder:
             x, update = layer(x, update, rotation, cache, step)
         return x + update
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token after each given row: [num_rows, vocab_size] float32.
 
         The head is the largest product of all: ask only for the rows that need it.

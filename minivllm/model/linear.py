@@ -7,29 +7,29 @@ CPU weights or for quantised ones is one more class here, and one more name for 
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 
 class Linear(Protocol):
     """[num_rows, in_features] -> [num_rows, out_features], in the dtype of the rows."""
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, rows: Tensor) -> Tensor:
         """Apply the layer to every row."""
         ...
 
 
-LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+LinearFactory = Callable[[Tensor, Tensor | None], Linear]
 """(weight [out_features, in_features], bias [out_features] or None) -> the layer."""
 
 
 class DenseLinear:
     """The weights as they are, one matrix product a call. Any device and dtype."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = bias
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, rows: Tensor) -> Tensor:
         """Apply the layer to every row."""
         return F.linear(rows, self._weight, self._bias)

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from minivllm.config import DEFAULT_MODEL
 from minivllm.errors import ModelError, UnsupportedModelError
@@ -89,13 +90,13 @@ class Checkpoint:
             self._files.update(dict.fromkeys(file.keys(), (path, file)))
         self._unused = set(self._files)
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor `name`; ModelError names the file if it is missing, misshapen or not float."""
         if name not in self._files:
             raise ModelError(f"{self._folder} has no tensor {name} of shape {list(shape)}")
         self._unused.discard(name)
         path, file = self._files[name]
-        tensor: torch.Tensor = file.get_tensor(name)
+        tensor: Tensor = file.get_tensor(name)
         found, what = list(tensor.shape), f"{path}: tensor {name}"
         if found != list(shape):
             raise ModelError(f"{what} has shape {found}; config.json asks for {list(shape)}")

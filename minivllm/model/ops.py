@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from minivllm.model.attention import choose_backend
 
@@ -23,14 +24,12 @@ class Ops(NamedTuple):
     silu_and_mul  [num_tokens, 2 * size], gate and up side by side -> silu(gate) * up
     """
 
-    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-    add_rms_norm: Callable[
-        [torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]
-    ]
-    silu_and_mul: Callable[[torch.Tensor], torch.Tensor]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    silu_and_mul: Callable[[Tensor], Tensor]
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalised in float32 and rounded before the weight is applied, as the models were trained.
 
     The kernel rounds once, at the end: in half precision the two differ by a rounding.
@@ -39,15 +38,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return normalised.to(x.dtype) * weight
 
 
-def add_rms_norm(
-    update: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def add_rms_norm(update: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See Ops."""
     total = x + update
     return rms_norm(total, weight, eps), total
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_and_mul(gate_up: Tensor) -> Tensor:
     """See Ops."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up

@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from minivllm.model.model_config import Llama3Scaling, RopeConfig
 
@@ -18,8 +19,8 @@ from minivllm.model.model_config import Llama3Scaling, RopeConfig
 class RotaryTable(NamedTuple):
     """cos and sin of every position's angles, each [num_positions, head_dim / 2] float32."""
 
-    cos: torch.Tensor
-    sin: torch.Tensor
+    cos: Tensor
+    sin: Tensor
 
 
 class Rotation(NamedTuple):
@@ -29,12 +30,12 @@ class Rotation(NamedTuple):
     table     every position's, for a kernel that finds each row's own by itself
     """
 
-    cos: torch.Tensor
-    sin: torch.Tensor
+    cos: Tensor
+    sin: Tensor
     table: RotaryTable
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Radians per position of each channel pair: [head_dim / 2] float32, on the CPU.
 
     Pair i turns by theta ** (-2 i / head_dim) a position (RoFormer, section 3.2.2).
@@ -44,7 +45,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     return frequencies if rope.scaling is None else _stretch(frequencies, rope.scaling)
 
 
-def _stretch(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+def _stretch(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     """Llama 3.1's scaling to a longer context (Meta's llama-models repository, apply_scaling).
 
     A pair that turns at least high_freq_factor times within the original context tells near
@@ -57,13 +58,13 @@ def _stretch(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
 
 
-def rotary_table(inv_frequencies: torch.Tensor, num_positions: int) -> RotaryTable:
+def rotary_table(inv_frequencies: Tensor, num_positions: int) -> RotaryTable:
     """The angles of positions 0 to num_positions - 1; inv_frequencies [head_dim / 2] float32."""
     angles = torch.arange(num_positions).float()[:, None] * inv_frequencies
     return RotaryTable(angles.cos(), angles.sin())
 
 
-def rotation_at(positions: torch.Tensor, table: RotaryTable, dtype: torch.dtype) -> Rotation:
+def rotation_at(positions: Tensor, table: RotaryTable, dtype: torch.dtype) -> Rotation:
     """The rotation of every row, rounded to `dtype` once.
 
     positions  [num_tokens] absolute positions
@@ -72,7 +73,7 @@ def rotation_at(positions: torch.Tensor, table: RotaryTable, dtype: torch.dtype)
     return Rotation(cos, sin, table)
 
 
-def rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
     """Turn each pair (x_i, x_{i + head_dim/2}) by its angle. [num_tokens, heads, head_dim]."""
     first, second = heads.chunk(2, dim=-1)
     cos, sin = rotation.cos, rotation.sin

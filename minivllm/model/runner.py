@@ -5,6 +5,7 @@ from dataclasses import asdict
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from kernels.batch import PagedBatch
 from kernels.decode_graphs import DecodeGraphs, record_cuda_graph, to_device
@@ -140,7 +141,7 @@ class ModelRunner:
             max_context_len=self._config.max_model_len or self.max_model_len,
         )
 
-    def _compute(self, sequences: list[ScheduledSequence]) -> torch.Tensor:
+    def _compute(self, sequences: list[ScheduledSequence]) -> Tensor:
         """Hidden states at the positions [start, end) of all sequences: [num_tokens, hidden]."""
         if self._graphs is not None and self._graphs.fits(sequences):
             return self._graphs.hidden(sequences)
@@ -153,7 +154,7 @@ class ModelRunner:
             self._begin_attention(sequences, self._kv[0]),
         )
 
-    def _decode(self, token_ids: torch.Tensor, batch: PagedBatch) -> torch.Tensor:
+    def _decode(self, token_ids: Tensor, batch: PagedBatch) -> Tensor:
         """What a CUDA graph records; see decode_graphs.Forward."""
         from kernels.step_attention import TritonAttention  # not on every machine
 
@@ -161,7 +162,7 @@ class ModelRunner:
         return self._decoder.hidden(token_ids, batch.positions, self._kv, step)
 
     def _sample(
-        self, sequences: list[ScheduledSequence], hidden: torch.Tensor, row_ends: list[int]
+        self, sequences: list[ScheduledSequence], hidden: Tensor, row_ends: list[int]
     ) -> list[SampledToken]:
         """Choose a token for each sequence whose newest token was computed, from its last row."""
         sampling = [sequence for sequence in sequences if sequence.samples]
@@ -173,7 +174,7 @@ class ModelRunner:
         return self._sampler.sample(logits, sampling, self.eos_token_ids)
 
     def _score_prompt(
-        self, sequence: ScheduledSequence, hidden: torch.Tensor, scores: dict[int, TokenLogprobs]
+        self, sequence: ScheduledSequence, hidden: Tensor, scores: dict[int, TokenLogprobs]
     ) -> None:
         """Fill `scores` by position for what these rows predict; row i predicts start + i + 1.
 

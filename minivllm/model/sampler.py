@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from minivllm.core.batch import SampledToken, ScheduledSequence, TokenLogprobs
 from minivllm.errors import RunnerError
 from minivllm.sampling_params import SamplingParams
 
-Mask = Callable[[torch.Tensor, list[SamplingParams]], torch.Tensor]
+Mask = Callable[[Tensor, list[SamplingParams]], Tensor]
 """Which scores [n, vocab_size] a step drops, from them and the parameters of each row."""
 
 _FLOAT32 = torch.finfo(torch.float32)
@@ -31,7 +32,7 @@ class Sampler:
     """
 
     def sample(
-        self, logits: torch.Tensor, sequences: list[ScheduledSequence], eos_token_ids: Sequence[int]
+        self, logits: Tensor, sequences: list[ScheduledSequence], eos_token_ids: Sequence[int]
     ) -> list[SampledToken]:
         """Choose the next token of each sequence.
 
@@ -82,7 +83,7 @@ class Sampler:
         return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids)]
 
     def prompt_logprobs(
-        self, logits: torch.Tensor, next_token_ids: list[int], num_best: int
+        self, logits: Tensor, next_token_ids: list[int], num_best: int
     ) -> list[TokenLogprobs]:
         """Log-probabilities of known next tokens, and of the `num_best` best in their places.
 
@@ -113,7 +114,7 @@ def _mix(bits: int) -> int:
 
 
 def _change_known_tokens(
-    scores: torch.Tensor, sequences: list[ScheduledSequence], eos_token_ids: Sequence[int]
+    scores: Tensor, sequences: list[ScheduledSequence], eos_token_ids: Sequence[int]
 ) -> None:
     """Steps 1 and 2, in place."""
     for row, sequence in enumerate(sequences):
@@ -139,7 +140,7 @@ def _check_best(best: list[float], sequences: list[ScheduledSequence]) -> None:
             raise RunnerError(f"{place}: the largest logit is {value}; a row needs {needed}")
 
 
-def _draw(scores: torch.Tensor, sequences: list[ScheduledSequence]) -> torch.Tensor:
+def _draw(scores: Tensor, sequences: list[ScheduledSequence]) -> Tensor:
     """Steps 4 to 8: int64 token ids [n]; `scores` [n, vocab_size] float32 is overwritten."""
     params = [seq.params for seq in sequences]
     scores /= scores.new_tensor([[_in_float32(own.temperature)] for own in params])
@@ -164,7 +165,7 @@ def _uniform_of(sequence: ScheduledSequence) -> float:
     return uniform(params.seed + sequence.index, sequence.num_tokens)
 
 
-def _drop(scores: torch.Tensor, params: list[SamplingParams], asks: list[bool], mask: Mask) -> None:
+def _drop(scores: Tensor, params: list[SamplingParams], asks: list[bool], mask: Mask) -> None:
     """In the rows that ask for it, -inf in place where `mask` says so."""
     rows = [row for row, asked in enumerate(asks) if asked]
     if rows:
@@ -172,14 +173,14 @@ def _drop(scores: torch.Tensor, params: list[SamplingParams], asks: list[bool], 
         scores[rows] = kept.masked_fill(mask(kept, [params[row] for row in rows]), -math.inf)
 
 
-def _below_top_k(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+def _below_top_k(scores: Tensor, params: list[SamplingParams]) -> Tensor:
     """Step 5: what is below the k-th largest score."""
     largest = scores.topk(max(own.top_k for own in params)).values
     last = torch.tensor([[own.top_k - 1] for own in params], device=scores.device)
     return scores < largest.gather(1, last)
 
 
-def _outside_top_p(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+def _outside_top_p(scores: Tensor, params: list[SamplingParams]) -> Tensor:
     """Step 6: what is outside the smallest set whose probabilities reach top_p."""
     # Stable, because equal scores may lie on both sides of the edge.
     ascending, order = scores.sort(dim=-1, stable=True)
@@ -190,7 +191,7 @@ def _outside_top_p(scores: torch.Tensor, params: list[SamplingParams]) -> torch.
     return dropped.scatter(1, order, dropped)
 
 
-def _below_min_p(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+def _below_min_p(scores: Tensor, params: list[SamplingParams]) -> Tensor:
     """Step 7: what is below min_p times the best probability."""
     probabilities = scores.softmax(dim=-1)
     floor = scores.new_tensor([[own.min_p] for own in params])
@@ -202,7 +203,7 @@ def _in_float32(value: float) -> float:
     return min(max(value, _FLOAT32.tiny), _FLOAT32.max)
 
 
-def _logprobs_of(logits: torch.Tensor, ids: list[int], num_best: list[int]) -> list[TokenLogprobs]:
+def _logprobs_of(logits: Tensor, ids: list[int], num_best: list[int]) -> list[TokenLogprobs]:
     """For each row of `logits` [n, vocab_size] its num_best best tokens and its given one."""
     if not ids:
         return []
