@@ -107,18 +107,17 @@ class LLMEngine:
             raise InvalidRequestError("the prompt is empty; give at least one token")
         self._check_vocabulary("prompt", token_ids)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
-        num_tokens, size, pool = len(token_ids), self.config.block_size, self.kv.num_blocks
-        if num_tokens >= self.max_model_len:
-            raise InvalidRequestError(
-                f"prompt has {num_tokens:,} tokens; the model takes {self.max_model_len:,}, prompt"
-                f" and output together: shorten the prompt to at most {self.max_model_len - 1:,}"
-            )
-        if not self.kv.can_ever_hold(num_tokens):
-            raise InvalidRequestError(
-                f"prompt has {num_tokens:,} tokens; the pool holds {pool:,} blocks x {size} ="
-                f" {pool * size:,}: raise num_kv_blocks to at least"
-                f" {blocks_for(num_tokens, size):,} or shorten the prompt"
-            )
+        given = f"prompt has {len(token_ids):,} tokens"
+        if len(token_ids) >= self.max_model_len:
+            most = f"the model takes {self.max_model_len:,}, prompt and output together"
+            fits = f"shorten the prompt to at most {self.max_model_len - 1:,}"
+            raise InvalidRequestError(f"{given}; {most}: {fits}")
+        size, pool = self.config.block_size, self.kv.num_blocks
+        needed = blocks_for(len(token_ids), size)
+        if needed > pool:
+            holds = f"the pool holds {pool:,} blocks x {size} = {pool * size:,}"
+            fits = f"raise num_kv_blocks to at least {needed:,} or shorten the prompt"
+            raise InvalidRequestError(f"{given}; {holds}: {fits}")
         if params.stop and self.tokenizer is None:
             given = f"stop is {params.stop!r}, but the engine has no tokenizer"
             raise InvalidRequestError(f"{given}; give it one or use stop_token_ids")
@@ -163,7 +162,9 @@ class LLMEngine:
             key_fields=(*self._base_key_fields(), ("salt", cache_salt), *key_fields),
         )
         encode_key_fields(policy.key_fields)  # raises for a type that cannot be part of a key
-        self._add(request_id, token_ids, _with_seed(params), policy)
+        # Drawn now, so that a sequence that was preempted would draw the same tokens again.
+        seed = secrets.randbelow(2**63) if params.seed is None else params.seed
+        self._add(request_id, token_ids, replace(params, seed=seed), policy)
 
     def abort(self, request_id: str) -> None:
         """End all outputs of a request; the next step() returns them with reason "abort".
@@ -358,12 +359,6 @@ def _token_ids(prompt: Iterable[int]) -> list[int]:
     except TypeError:
         given = f"the prompt is {type(prompt).__name__} {prompt!r:.80}"
         raise InvalidRequestError(f"{given}; it must be a list of token ids") from None
-
-
-def _with_seed(params: SamplingParams) -> SamplingParams:
-    """Draw a seed now, so that a preempted sequence would draw the same tokens again."""
-    seed = secrets.randbelow(2**63) if params.seed is None else params.seed
-    return replace(params, seed=seed)
 
 
 def _prompt_logprobs(sequence: Sequence) -> list[TokenLogprobs | None] | None:

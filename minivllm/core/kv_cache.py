@@ -105,10 +105,6 @@ class KVCache:
         self._metrics.lookup_seconds += perf_counter() - started
         return Match(list(hits), is_next_in_flight)
 
-    def can_ever_hold(self, num_tokens: int) -> bool:
-        """True if the whole pool would be enough for so many tokens."""
-        return blocks_for(num_tokens, self.block_size) <= self.num_blocks
-
     def can_allocate(
         self, sequence: Sequence, num_new_tokens: int, hits: list[CachedBlock]
     ) -> bool:

@@ -105,10 +105,8 @@ class TorchAttention:
         """An AttentionBackend: bring ranges and tables to the device of the cache."""
         block_size, device = cache.keys.shape[1], cache.keys.device
         slots = torch.cat([_slots(sequence, block_size) for sequence in sequences])
-        return cls(
-            slot_mapping=slots.to(device),
-            spans=tuple(_span(sequence, block_size, device) for sequence in sequences),
-        )
+        spans = tuple(_span(sequence, block_size, device) for sequence in sequences)
+        return cls(slots.to(device), spans)
 
     def rotate_and_store(
         self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: KVCache
@@ -125,9 +123,8 @@ class TorchAttention:
     def attend(self, query: Tensor, cache: KVCache) -> Tensor:
         """See StepAttention."""
         rows_of = torch.split(query, [span.num_rows for span in self.spans])
-        return torch.cat(
-            [_attend(rows, cache, span) for rows, span in zip(rows_of, self.spans, strict=True)]
-        )
+        each = zip(rows_of, self.spans, strict=True)
+        return torch.cat([_attend(rows, cache, span) for rows, span in each])
 
 
 def _slots(sequence: ScheduledSequence, block_size: int) -> Tensor:
@@ -151,16 +148,10 @@ def _span(sequence: ScheduledSequence, block_size: int, device: torch.device) ->
 
 def _attend(rows: Tensor, cache: KVCache, span: _Span) -> Tensor:
     """One sequence: gather its blocks in logical order, cut off what is not written, attend."""
-    keys, values = (
-        blocks.index_select(0, span.table).flatten(0, 1)[: span.context_len] for blocks in cache
-    )
-    output = F.scaled_dot_product_attention(
-        _heads_first(rows),
-        _heads_first(keys),
-        _heads_first(values),
-        attn_mask=span.mask,
-        enable_gqa=True,
-    )
+    blocks = [part.index_select(0, span.table).flatten(0, 1) for part in cache]
+    keys, values = (_heads_first(slots[: span.context_len]) for slots in blocks)
+    query = _heads_first(rows)
+    output = F.scaled_dot_product_attention(query, keys, values, span.mask, enable_gqa=True)
     return output[0].transpose(0, 1)
 
 
@@ -177,9 +168,8 @@ def choose_backend(requested: str, device: torch.device) -> str:
     """
     name = os.environ.get(ENVIRONMENT_VARIABLE) or requested
     if name not in ATTENTION_BACKENDS:
-        raise ConfigError(
-            f"{ENVIRONMENT_VARIABLE} is {name!r}; it must be one of {', '.join(ATTENTION_BACKENDS)}"
-        )
+        allowed = ", ".join(ATTENTION_BACKENDS)
+        raise ConfigError(f"{ENVIRONMENT_VARIABLE} is {name!r}; it must be one of {allowed}")
     missing = _missing_for_triton(device)
     if name == "triton" and missing:
         raise ConfigError(f"attention_backend is 'triton', but {missing}; use auto or torch")
@@ -203,8 +193,6 @@ def _missing_for_triton(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return (
-            f"it needs a CUDA GPU and the device is {device.type} (TRITON_INTERPRET=1 in the"
-            " environment runs the kernels on a CPU, slowly, in Triton's interpreter)"
-        )
+        slowly = "(TRITON_INTERPRET=1 in the environment runs it on a CPU, slowly)"
+        return f"it needs a CUDA GPU and the device is {device.type} {slowly}"
     return None
