@@ -9,10 +9,10 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types clean
+.PHONY: help setup demo test check lint types kernel-table gpu clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make the virtual environment and install the pinned packages
 
@@ -37,6 +37,13 @@ test: $(READY) lint types  ## run every check and every test (about 10 minutes o
 
 check: $(READY) lint types  ## the fast part, without a model and without kernels
 	$(PY) -m pytest -m "not model and not kernels"
+
+kernel-table: $(READY)  ## compile all kernels for three GPUs: registers, spills, shared memory
+	$(PY) -m benchmarks.kernel_table
+
+PART ?= tests
+gpu:  ## on a machine with a GPU and PyTorch: make gpu PYTHON=python3 PART=tests|align|bench
+	@$(PYTHON) -m benchmarks.gpu $(PART)
 
 lint: $(READY)
 	$(PY) -m ruff check .

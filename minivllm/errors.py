@@ -33,12 +33,8 @@ class DuplicateRequestError(InvalidRequestError):
     """A request with this id has not been returned yet."""
 
 
-class UnknownRequestError(MiniVLLMError, KeyError):
+class UnknownRequestError(MiniVLLMError, LookupError):
     """No live request has this id."""
-
-    def __str__(self) -> str:
-        """The message itself: KeyError would print its repr."""
-        return str(self.args[0]) if self.args else ""
 
 
 class EngineBusyError(MiniVLLMError, RuntimeError):

@@ -34,15 +34,13 @@ class Match(NamedTuple):
     in_flight: bool
 
 
-NO_MATCH = Match([], False)
-
-
 class KVCache:
     """The paged KV cache as `core` sees it: block ids and counts, no tensors."""
 
     def __init__(
         self, num_blocks: int, config: EngineConfig, metrics: Metrics, trace: Trace
     ) -> None:
+        self.num_blocks = num_blocks
         self.block_size = config.block_size
         self.blocks = BlockManager(num_blocks)
         self.cache = PrefixCache()
@@ -53,11 +51,6 @@ class KVCache:
         self._trace = trace
 
     # Questions
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in the pool."""
-        return self.blocks.num_blocks
 
     @property
     def num_usable(self) -> int:
@@ -85,7 +78,7 @@ class KVCache:
                      9                                          2                        8
         """
         if not sequence.policy.read:
-            return NO_MATCH
+            return Match([], False)
         started = perf_counter()
         keys = sequence.keys.extend(sequence.token_ids)
         limit = min((sequence.num_tokens - 1) // self.block_size, self._num_cacheable(sequence))

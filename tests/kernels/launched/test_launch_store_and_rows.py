@@ -131,12 +131,7 @@ def test_the_residual_is_added_before_the_norm_and_returned(num_tokens, size, dt
     output = Guarded((num_tokens, size), dtype)
     total = residual if place else Guarded((num_tokens, size), dtype)
     add_rms_norm(
-        hidden,
-        residual.inside,
-        weight,
-        EPSILON,
-        out=output.inside,
-        residual_out=total.inside,
+        hidden, residual.inside, weight, EPSILON, out=output.inside, residual_out=total.inside
     )
     for guarded, expected in zip((output, total), want, strict=True):
         guarded.check()
