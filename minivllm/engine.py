@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from minivllm.config import DEFAULT_KV_CACHE_BYTES, EngineConfig
 from minivllm.core.batch import Runner, SampledToken, ScheduledBatch, TokenLogprobs
-from minivllm.core.block_keys import encode_key_fields
 from minivllm.core.block_manager import blocks_for
 from minivllm.core.invariants import check_batch, check_between_steps
 from minivllm.core.kv_cache import KVCache
@@ -161,7 +160,6 @@ class LLMEngine:
             cacheable_tokens=cacheable_tokens,
             key_fields=(*self._base_key_fields(), ("salt", cache_salt), *key_fields),
         )
-        encode_key_fields(policy.key_fields)  # raises for a type that cannot be part of a key
         # Drawn now, so that a sequence that was preempted would draw the same tokens again.
         seed = secrets.randbelow(2**63) if params.seed is None else params.seed
         self._add(request_id, token_ids, replace(params, seed=seed), policy)
@@ -291,7 +289,7 @@ class LLMEngine:
         """Make the n sequences of a request. They share the prompt's log-probabilities."""
         prompt_logprobs: dict[int, TokenLogprobs] = {}
         wants_prompt_logprobs = params.prompt_logprobs is not None
-        branches = self._requests[request_id] = {}
+        branches: dict[int, _Branch] = {}
         for index in range(params.n):
             sequence = Sequence(
                 request_id=request_id,
@@ -307,7 +305,10 @@ class LLMEngine:
             self._num_arrivals += 1
             detokenizer = Detokenizer(self._decode, params.stop, params.min_tokens)
             branches[index] = _Branch(detokenizer, sequence, time.perf_counter())
-            self.scheduler.add(sequence)
+        # Only now: a key field of a wrong type has raised before anything was changed.
+        self._requests[request_id] = branches
+        for branch in branches.values():
+            self.scheduler.add(branch.sequence)
 
     def _decode(self, token_ids: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)

@@ -492,6 +492,14 @@ def test_a_bad_request_is_refused_by_name_and_leaves_the_engine_alone(prompt, va
     assert list(run(engine)) == [("good", 0)]
 
 
+def test_a_key_field_of_a_wrong_type_is_refused_and_leaves_the_engine_alone():
+    engine = make_engine()
+    with pytest.raises(InvalidRequestError, match=r"key field 1.5 is a float"):
+        engine.add_request("bad", PREFIX, params(), key_fields=(("adapter", 1.5),))
+    assert not engine.has_unfinished_requests()
+    assert generate(engine, [PREFIX])[0].token_ids == greedy(PREFIX, 4)
+
+
 def test_the_longest_prompt_that_fits_is_taken():
     engine = make_engine()
     (output,) = generate(engine, [[1] * 64], params(1))
