@@ -71,8 +71,13 @@ class Report:
 
 def versions() -> dict[str, str]:
     """Of Python, CUDA and the packages that the figures depend on."""
-    found = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
-    for package in ("torch", "triton", "transformers"):
+    # torch says which build it is ("+cu130"); its package's metadata does not.
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+    }
+    for package in ("triton", "transformers"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
