@@ -102,7 +102,10 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """True if only the newest token is left to compute, and it was generated."""
+        """True if only the newest token is left to compute, and it was generated.
+
+        The last token of a prompt is not: it may be the only one left, but it ends a prefill.
+        """
         # task 1.1
         return self.num_output_tokens > 0 and self.num_computed_tokens == self.num_tokens - 1
         # end of task
@@ -110,7 +113,7 @@ class Sequence:
     def advance(self, end: int) -> None:
         """The KV of positions [num_computed_tokens, end) is now written.
 
-        Raises ValueError unless num_computed_tokens < end <= num_tokens.
+        Raises ValueError, and changes nothing, unless num_computed_tokens < end <= num_tokens.
         """
         # task 1.1
         if not self.num_computed_tokens < end <= self.num_tokens:
@@ -124,7 +127,8 @@ class Sequence:
     def append_token(self, token_id: int) -> None:
         """Add the token that was chosen after the newest one. Its KV is not written yet.
 
-        Raises ValueError if a known token is not computed: there is nothing to choose from.
+        Raises ValueError, and adds nothing, while a known token is not computed: a next token
+        is chosen from what computing the newest one gives.
         """
         # task 1.1
         if self.num_computed_tokens != self.num_tokens:
@@ -138,7 +142,7 @@ class Sequence:
     def num_new_blocks(self, num_new_tokens: int, block_size: int) -> int:
         """Blocks to add to the table before `num_new_tokens` more positions are computed.
 
-        Block size 4, 6 positions computed, 2 blocks in the table:
+        0 if the table covers them already. Block size 4, 6 positions computed, 2 blocks in it:
 
             num_new_tokens   end   blocks needed   new blocks
                          1     7   ceil(7/4) = 2            0
@@ -151,14 +155,18 @@ class Sequence:
         # end of task
 
     def run(self) -> None:
-        """WAITING -> RUNNING. Raises ValueError from any other state."""
+        """WAITING -> RUNNING. Raises ValueError, and changes nothing, from any other state."""
         # task 1.3
         self._leave(SequenceState.WAITING)
         self.state = SequenceState.RUNNING
         # end of task
 
     def preempt(self) -> None:
-        """RUNNING -> WAITING: its KV is lost, its tokens are not. Raises ValueError otherwise."""
+        """RUNNING -> WAITING: no position is computed any more, but every token stays.
+
+        Whoever preempts it takes its blocks first. Raises ValueError, and changes nothing, from
+        any other state.
+        """
         # task 1.3
         self._leave(SequenceState.RUNNING)
         self.state = SequenceState.WAITING
@@ -166,7 +174,10 @@ class Sequence:
         # end of task
 
     def finish(self, reason: str) -> None:
-        """End it, waiting or running. Raises ValueError if it is finished already."""
+        """WAITING or RUNNING -> FINISHED, for this reason.
+
+        Raises ValueError, and keeps the first reason, if it is finished already.
+        """
         # task 1.3
         self._leave(SequenceState.WAITING, SequenceState.RUNNING)
         self.state = SequenceState.FINISHED
@@ -174,14 +185,21 @@ class Sequence:
         # end of task
 
     def _leave(self, *allowed: SequenceState) -> None:
+        """Raise ValueError if it is in none of these states."""
         if self.state not in allowed:
             raise ValueError(f"request {self.request_id!r} is {self.state.value}")
 
     def stop_reason(self, eos_token_ids: Collection[int], max_model_len: int) -> str | None:
         """Why the newest token ends the output: "stop", "length", or None if it does not.
 
-        Called after each append_token. A stop token counts as output. When both reasons hold,
-        "stop" is the answer. Before min_tokens tokens are generated, no token stops it.
+        Called after each append_token; changes nothing.
+
+            "stop"    it is one of params.stop_token_ids, or of eos_token_ids and ignore_eos is
+                      not set; and min_tokens are generated, itself included
+            "length"  max_tokens are generated, or prompt and output fill max_model_len
+
+        A stop token is output like any other: it counts, and it stays. When both reasons hold,
+        the answer is "stop".
         """
         # task 1.4
         params, token_id = self.params, self.token_ids[-1]

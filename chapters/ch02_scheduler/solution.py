@@ -1,13 +1,21 @@
 """Chapter 2. Who runs in this step, how many tokens, and who gives way.
 
 A step computes some prefills (a whole prompt each) and some decodes (the newest token of each
-running sequence), together at most `max_num_batched_tokens`. Budget 8, block size 4, prompts
-A = 6 tokens and B = 5 tokens:
+running sequence), together at most `max_num_batched_tokens`. Budget 12, prompts A = 6 tokens and
+B = 8 tokens, memory for both:
 
     step   decodes   prefills   charged   why
-    1      -         A          6         B's 5 do not fit into the 2 that are left
-    2      A         B          1 + 5     A gains a token in every step
+    1      -         A          6         B's 8 do not fit into the 6 that are left
+    2      A         B          1 + 8     A gains a token in every step
     3      A B       -          1 + 1
+
+A pool of 4 blocks of 2 tokens, prompts A and B = 3 tokens each, C = 1 token comes later:
+
+    step   decodes   prefills   free   why
+    1      -         A B        0      2 blocks each: positions 0, 1 and position 2
+    2      A B       -          0      position 3 lies in a block they have
+    3      A         -          1      A's position 4 needs a block: B, the newest, gives back 2
+    4      A         -          1      B waits with 5 tokens, needs 3 blocks; C waits behind it
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -47,7 +55,8 @@ class CountingPool:
 
     def can_allocate(self, sequence: Any, num_new_tokens: int) -> bool:
         """See Pool."""
-        return sequence.num_new_blocks(num_new_tokens, self.block_size) <= self.num_free
+        num_blocks: int = sequence.num_new_blocks(num_new_tokens, self.block_size)
+        return num_blocks <= self.num_free
 
     def allocate(self, sequence: Any, num_new_tokens: int) -> None:
         """See Pool. The table of a pool without blocks holds -1 for each."""
@@ -136,9 +145,10 @@ class Scheduler:
     def schedule(self) -> Step:
         """Decide what to compute now: decodes first, then as many waiting prompts as fit.
 
-        In a step that preempted somebody nobody is admitted: the pool is short.
+        Each step has the whole budget. In a step that preempted somebody nobody is admitted: the
+        pool is short.
         """
-        # task 2.1
+        # task 2.3
         self.budget_left = self.max_num_batched_tokens
         num_preemptions = self.preemptions
         decodes = self._schedule_decodes()
@@ -149,7 +159,8 @@ class Scheduler:
     def _admit_waiting(self) -> list[Any]:
         """Admit from the front while there is a seat, budget for all its tokens, and memory.
 
-        Nobody is overtaken: the first who does not fit ends it.
+        Who is admitted gets its blocks, is charged all its tokens, and runs. Nobody is overtaken:
+        the first who does not fit ends it, and nothing of it has changed. Returns the admitted.
         """
         # task 2.1
         admitted = []
@@ -167,13 +178,13 @@ class Scheduler:
         # end of task
 
     def _schedule_decodes(self) -> list[Any]:
-        """Charge one token for each running sequence, oldest first, and give it its block.
+        """Charge one token for each running sequence, oldest first, and let the pool allocate it.
 
-        Who cannot have one preempts the newest running sequence, perhaps itself, until it can.
-        A sequence that is alone and still cannot have one has outgrown the pool: it ends with
-        finish_reason "error".
+        Who cannot have it preempts the newest running sequence, perhaps itself, until it can. A
+        sequence that is alone and still cannot have it has outgrown the pool: it ends with
+        finish_reason "error". Returns those that decode.
         """
-        # task 2.2
+        # task 2.3
         decodes = []
         for sequence in list(self.running):
             while sequence.state is SequenceState.RUNNING:
@@ -192,9 +203,9 @@ class Scheduler:
     def _preempt_newest(self) -> None:
         """Take the blocks of the newest running sequence; it waits, at its place by arrival.
 
-        It keeps its tokens and will compute all of them anew.
+        It keeps its tokens, and will compute all of them anew. Counts one more preemption.
         """
-        # task 2.2
+        # task 2.3
         sequence = self.running.pop()
         self.pool.free(sequence)
         sequence.preempt()
@@ -207,9 +218,10 @@ class Scheduler:
         """The step is computed: take over the token chosen for each sequence of it.
 
         `token_ids` holds one token for each of `step.decodes`, then one for each of
-        `step.prefills`. A sequence that has come to a stop is finished and gives back its blocks.
+        `step.prefills`. All that a sequence knew is now computed: the pool is told first, then
+        the token appended. A sequence that has come to a stop is finished at once.
         """
-        # task 2.3
+        # task 2.2
         for sequence, token_id in zip(step.decodes + step.prefills, token_ids, strict=True):
             self.pool.commit(sequence, sequence.num_tokens)
             sequence.append_token(token_id)
@@ -219,8 +231,11 @@ class Scheduler:
         # end of task
 
     def abort(self, request_id: str) -> None:
-        """End a waiting or running request now. Raises KeyError if there is none of this id."""
-        # task 2.3
+        """End a waiting or running request, between two steps, with the reason "abort".
+
+        Raises KeyError if none of this id waits or runs.
+        """
+        # task 2.2
         for sequence in self.waiting + self.running:
             if sequence.request_id == request_id:
                 self._finish(sequence, "abort")
@@ -229,8 +244,8 @@ class Scheduler:
         # end of task
 
     def _finish(self, sequence: Any, reason: str) -> None:
-        """Move a sequence to `finished`, from wherever it is, and take its blocks."""
-        # task 2.3
+        """Move a sequence from its queue to `finished`, for this reason, and free its blocks."""
+        # task 2.2
         queue = self.running if sequence in self.running else self.waiting
         queue.remove(sequence)
         self.pool.free(sequence)

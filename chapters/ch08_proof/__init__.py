@@ -1,0 +1,1 @@
+"""Chapter 8: the invariants as property tests, judged by the wrong answers they catch."""
