@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types kernel-table gpu clean
+.PHONY: help setup demo test check book serve figures generated book-next lint types kernel-table gpu clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ $(READY): constraints.txt pyproject.toml
 	@$(if $(TORCH_INDEX),$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --index-url "$(TORCH_INDEX)" --constraint constraints.txt torch)
 	@$(PY) -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[dev]'
+	  --constraint constraints.txt --editable '.[dev,book]'
 	@touch $@
 
 demo: $(READY)  ## run the finished engine on a real model
@@ -37,7 +37,7 @@ test: $(READY) lint types  ## run every check and every test (about 8 minutes on
 	$(PY) -m pytest
 
 check: $(READY) lint types  ## the fast part, without a model and without kernels
-	$(PY) -m pytest -m "not model and not kernels"
+	$(PY) -m pytest -m "not model and not kernels and not site"
 
 kernel-table: $(READY)  ## compile all kernels for three GPUs: registers, spills, shared memory
 	$(PY) -m benchmarks.kernel_table
@@ -45,6 +45,27 @@ kernel-table: $(READY)  ## compile all kernels for three GPUs: registers, spills
 PART ?= tests
 gpu:  ## on a machine with a GPU and PyTorch: make gpu PYTHON=python3 PART=tests|align|bench
 	@$(PYTHON) -m benchmarks.gpu $(PART)
+
+book: $(READY) generated  ## build the book strictly into site/
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+serve: $(READY) generated  ## show the book with live reload
+	@# --livereload is the default that mkdocs 1.6 loses with click 8.3 and newer.
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --livereload --watch build/book
+
+figures: $(READY)  ## draw the book's figures again; their captions name this machine and today
+	@$(PY) -m book.figures
+
+generated: $(READY)
+	@$(PY) -m book
+
+# Zensical is mkdocs-material's announced successor: the same mkdocs.yml must do for it.
+NEXT := build/zensical
+book-next: $(READY) generated  ## build the same book with Zensical, in its own environment
+	@test -x $(NEXT)/bin/python || $(PYTHON) -m venv $(NEXT)
+	@$(NEXT)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt zensical latex2mathml
+	@$(NEXT)/bin/python -m zensical build --strict --clean
 
 lint: $(READY)
 	$(PY) -m ruff check .
@@ -54,4 +75,4 @@ types: $(READY)
 	$(PY) -m mypy
 
 clean:  ## remove the virtual environment and what tools left behind
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build site docs/generated docs/reference .cache *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""What stands behind the site: pages and snippets that are written before each build."""
