@@ -43,7 +43,10 @@ class BlockManager:
     # One block
 
     def take(self) -> int:
-        """Hand out a free block; its count is now 1. Raises BlockError if none is free."""
+        """Hand out the first block of free_order(); its count is now 1.
+
+        Raises BlockError, and changes nothing, if none is free.
+        """
         # task 3.1
         if not self._free:
             raise BlockError(f"all {self.num_blocks} blocks are in use")
@@ -53,9 +56,10 @@ class BlockManager:
         # end of task
 
     def release(self, block: int) -> int:
-        """Count one holder less and return the count; at 0 the block is free.
+        """Count one holder less and return the count.
 
-        Raises BlockError if nobody holds it: somebody has released it twice (I2).
+        At 0 the block is free, and the first of free_order(). Raises BlockError, and changes
+        nothing, if nobody holds it: somebody has released it twice (I2).
         """
         # task 3.1
         if self.ref_counts[block] == 0:

@@ -90,6 +90,7 @@ class CachingBlockManager(ch03.BlockManager):
     max_idle_share   most of the pool that may be cached without a reader, 0 to 1
     cached           key -> CachedBlock
     idle             blocks that only the cache holds, least recently used first
+    evictions        blocks that the cache has given up so far
     """
 
     def __init__(
@@ -171,9 +172,12 @@ class CachingBlockManager(ch03.BlockManager):
         BlockError, and changes nothing (I9), if there are not enough.
         """
         # task 6.3
-        if not self.can_allocate(sequence, num_new_tokens, hits):
-            raise BlockError(f"the pool has {self.num_usable} usable blocks: not enough")
         num_missing = self._num_missing(sequence, num_new_tokens, hits)
+        if not self.can_allocate(sequence, num_new_tokens, hits):
+            raise BlockError(
+                f"{num_missing} blocks are needed besides {len(hits)} hits;"
+                f" {self.num_usable} of {self.num_blocks} are usable, idle hits among them"
+            )
         # Hits first: once referenced they are not idle, so making room cannot evict them.
         for block in hits:
             self._reference(block)

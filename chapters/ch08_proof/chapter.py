@@ -12,7 +12,7 @@ CHAPTER = Chapter(
     tasks=(
         Task(
             number="8.1",
-            title="a test of the pool",
+            title="A test of the pool",
             contract={
                 "C8.1": "pool_is_right(stages) returns on chapter 3's reference",
                 "C8.2": "pool_is_right(stages) raises on every wrong answer to chapter 3",
@@ -32,7 +32,7 @@ CHAPTER = Chapter(
         ),
         Task(
             number="8.2",
-            title="a test of the cache",
+            title="A test of the cache",
             contract={
                 "C8.4": "cache_is_right(stages) returns on chapter 6's reference",
                 "C8.5": "cache_is_right(stages) raises on every wrong answer to chapter 6",
@@ -51,7 +51,7 @@ CHAPTER = Chapter(
         ),
         Task(
             number="8.3",
-            title="a test of the engine",
+            title="A test of the engine",
             contract={
                 "C8.6": "engine_is_right(stages) returns on chapter 7's reference",
                 "C8.7": "engine_is_right(stages) raises on every wrong answer to chapter 7",

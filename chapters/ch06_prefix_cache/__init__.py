@@ -1,0 +1,1 @@
+"""Chapter 6, prefix cache: block keys, longest prefix, sharing, eviction."""

@@ -1,0 +1,1 @@
+"""Chapter 7: computing only what the cache does not hold."""
