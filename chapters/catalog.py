@@ -23,7 +23,7 @@ INVARIANTS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Task:
     """One thing to write.
 
@@ -39,7 +39,7 @@ class Task:
     hints: tuple[str, str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chapter:
     """One stage of the book.
 

@@ -12,9 +12,10 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 CHAPTERS = Path(__file__).resolve().parent
 
@@ -49,6 +50,16 @@ class Stages:
         """The file that `name` comes from."""
         return self._files.get(name) or solution_path(name)
 
+    @property
+    def given_files(self) -> tuple[Path, ...]:
+        """Those that do not come from the reference."""
+        return tuple(self._files.values())
+
+    def forget(self) -> None:
+        """Python need not know the loaded modules any longer; those who have them, may keep on."""
+        for module in self._modules.values():
+            sys.modules.pop(getattr(module, "__name__", ""), None)
+
     def load(self, name: str) -> ModuleType:
         """The module of stage `name`, loaded once. Raises StageImportError with the cause."""
         if name not in self._modules:
@@ -59,19 +70,24 @@ class Stages:
         path = self.path(name)
         spec = importlib.util.spec_from_file_location(f"{name}__{next(_numbers)}", path)
         assert spec is not None
-        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         # Python's own recipe for importing a file: dataclasses look their module up there.
         sys.modules[spec.name] = module
         token = _current.set(self)
         try:
-            spec.loader.exec_module(module)
+            exec(_compiled(path.read_text(), str(path)), module.__dict__)
         except Exception as error:
             del sys.modules[spec.name]
             raise StageImportError(f"{path.name} of {name} cannot be imported: {error}") from error
         finally:
             _current.reset(token)
         return module
+
+
+@lru_cache(maxsize=64)
+def _compiled(source: str, path: str) -> CodeType:
+    """The code of a file. Python's own cache would miss a second change in the same second."""
+    return compile(source, path, "exec", dont_inherit=True)
 
 
 _current: ContextVar[Stages | None] = ContextVar("stages", default=None)
