@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check book serve figures generated book-next lint types kernel-table gpu clean
+.PHONY: help setup demo test check prove book serve figures generated book-next lint types kernel-table bench-peers gpu clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ check: $(READY) lint types  ## the fast part, without a model and without kernel
 
 kernel-table: $(READY)  ## compile all kernels for three GPUs: registers, spills, shared memory
 	$(PY) -m benchmarks.kernel_table
+
+bench-peers: $(READY)  ## compare with vLLM's CPU build and transformers (installs vLLM into .peers/, 3.4 GB; most of an hour)
+	@mkdir -p build
+	@TORCH_INDEX="$(TORCH_INDEX)" $(PY) -m benchmarks.peers --json build/peers.json
 
 PART ?= tests
 gpu:  ## on a machine with a GPU and PyTorch: make gpu PYTHON=python3 PART=tests|align|bench
