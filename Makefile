@@ -39,6 +39,9 @@ test: $(READY) lint types  ## run every check and every test (about 8 minutes on
 check: $(READY) lint types  ## the fast part, without a model and without kernels
 	$(PY) -m pytest -m "not model and not kernels and not site"
 
+prove: $(READY)  ## the long proof: 100,000 random workloads (about 12 minutes on 2 cores)
+	$(PY) -m tests.proof
+
 kernel-table: $(READY)  ## compile all kernels for three GPUs: registers, spills, shared memory
 	$(PY) -m benchmarks.kernel_table
 

@@ -30,6 +30,7 @@ from minivllm.errors import (
     RunnerError,
     UnknownRequestError,
 )
+from minivllm.fair_lock import FairLock
 from minivllm.interrupts import interrupts_held, interrupts_let_through
 from minivllm.output import RequestOutput
 from minivllm.sampling_params import SamplingParams
@@ -64,6 +65,16 @@ class LLMEngine:
     tokenizer  gives outputs their text; None without a runner loads the model's. Where there is
                none, outputs have no text, and stop strings are refused
     write_trace_line  if given, gets each event of the run as one JSON line
+
+    Threads may share an engine. Each call is whole: another thread's call happens before or
+    after it, so a request added or aborted during a step counts from the next one on, and its
+    thread waits for the end of this one. Who waits gets in between two steps, however quickly
+    they follow. An output goes to whoever steps: by the time another thread aborts a request,
+    its last output may have been returned, and abort() raises UnknownRequestError. Read
+    `scheduler`, `kv` and `metrics` only while no other thread calls; stats() is safe at any time.
+
+    Ctrl-C is answered when a call has ended, and in step() also while the runner computes. A call
+    from within another one, by the runner or a signal handler, raises EngineBusyError.
     """
 
     def __init__(
@@ -96,6 +107,7 @@ class LLMEngine:
         self._requests: dict[str, dict[int, _Branch]] = {}
         self._num_arrivals = 0
         self._num_weight_loads = 0
+        self._lock = FairLock()
 
     # Requests
 
@@ -146,34 +158,36 @@ class LLMEngine:
         not been returned; nothing has changed then.
         """
         params = params or SamplingParams()
-        if self.is_live(request_id):
-            raise DuplicateRequestError(f"request id {request_id!r} is in use; choose another one")
         if cacheable_tokens is not None and cacheable_tokens < 0:
             given = f"cacheable_tokens is {cacheable_tokens}"
             raise InvalidRequestError(f"{given}; it must be None or 0 or more")
         token_ids = self.check_request(prompt_token_ids, params)
         is_cached = self.config.enable_prefix_caching
-        policy = CachePolicy(
-            # Who wants the prompt's log-probabilities needs all rows computed.
-            read=is_cached and cache_read and params.prompt_logprobs is None,
-            write=is_cached and cache_write,
-            cacheable_tokens=cacheable_tokens,
-            key_fields=(*self._base_key_fields(), ("salt", cache_salt), *key_fields),
-        )
         # Drawn now, so that a sequence that was preempted would draw the same tokens again.
         seed = secrets.randbelow(2**63) if params.seed is None else params.seed
-        self._add(request_id, token_ids, replace(params, seed=seed), policy)
+        with interrupts_held(), self._lock:
+            if self.is_live(request_id):
+                raise DuplicateRequestError(f"request id {request_id!r} is in use; choose another")
+            policy = CachePolicy(
+                # Who wants the prompt's log-probabilities needs all rows computed.
+                read=is_cached and cache_read and params.prompt_logprobs is None,
+                write=is_cached and cache_write,
+                cacheable_tokens=cacheable_tokens,
+                key_fields=(*self._base_key_fields(), ("salt", cache_salt), *key_fields),
+            )
+            self._add(request_id, token_ids, replace(params, seed=seed), policy)
 
     def abort(self, request_id: str) -> None:
         """End all outputs of a request; the next step() returns them with reason "abort".
 
         Raises UnknownRequestError if no request with this id is live.
         """
-        if not self.is_live(request_id):
-            raise UnknownRequestError(f"no live request has the id {request_id!r}")
-        for branch in self._requests[request_id].values():
-            if branch.sequence.state is not SequenceState.FINISHED:
-                self.scheduler.finish(branch.sequence, "abort")
+        with interrupts_held(), self._lock:
+            if not self.is_live(request_id):
+                raise UnknownRequestError(f"no live request has the id {request_id!r}")
+            for branch in self._requests[request_id].values():
+                if branch.sequence.state is not SequenceState.FINISHED:
+                    self.scheduler.finish(branch.sequence, "abort")
 
     def is_live(self, request_id: str) -> bool:
         """True from add_request until the last output of this request is returned."""
@@ -192,7 +206,7 @@ class LLMEngine:
         all requests are still there, and the next step() tries again. Ctrl-C is answered while
         the runner computes, with the step undone, or at the end of the step.
         """
-        with interrupts_held():
+        with interrupts_held(), self._lock:
             batch = self.scheduler.schedule()
             advanced: list[Sequence] = []
             if batch.sequences:
@@ -249,7 +263,8 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and nothing changed, while sequences hold blocks."""
-        return self.kv.reset()
+        with interrupts_held(), self._lock:
+            return self.kv.reset()
 
     def load_weights(self, path: str) -> None:
         """Replace the weights by those of the model folder `path`; what was cached misses.
@@ -257,29 +272,31 @@ class LLMEngine:
         Raises EngineBusyError while requests are live, ModelError if the folder does not fit;
         nothing has changed then.
         """
-        if self._requests:
-            live = f"{len(self._requests)} requests are live"
-            raise EngineBusyError(f"{live}; finish or abort them before load_weights")
         load = getattr(self.runner, "load_weights", None)
         if load is None:
             raise RunnerError(f"{type(self.runner).__name__} cannot load weights")
-        load(path)
-        self._num_weight_loads += 1
-        self.kv.reset()
+        with interrupts_held(), self._lock:
+            if self._requests:
+                live = f"{len(self._requests)} requests are live"
+                raise EngineBusyError(f"{live}; finish or abort them before load_weights")
+            load(path)
+            self._num_weight_loads += 1
+            self.kv.reset()
 
     def stats(self) -> dict[str, int | float]:
         """Return counters since the start (see core/metrics.py) and the pool as it is now."""
-        kv, idle = self.kv, self.kv.cache.num_idle
         block_bytes = self.runner.kv_bytes_per_block(self.config.block_size)
-        return self.metrics.as_dict() | {
-            "num_waiting": len(self.scheduler.waiting),
-            "num_running": len(self.scheduler.running),
-            "blocks_free": kv.blocks.num_free,
-            "blocks_cached_idle": idle,
-            "blocks_in_use": kv.num_in_use,
-            "kv_bytes_cached_idle": idle * block_bytes,
-            "kv_bytes_in_use": kv.num_in_use * block_bytes,
-        }
+        with interrupts_held(), self._lock:
+            kv, idle = self.kv, self.kv.cache.num_idle
+            return self.metrics.as_dict() | {
+                "num_waiting": len(self.scheduler.waiting),
+                "num_running": len(self.scheduler.running),
+                "blocks_free": kv.blocks.num_free,
+                "blocks_cached_idle": idle,
+                "blocks_in_use": kv.num_in_use,
+                "kv_bytes_cached_idle": idle * block_bytes,
+                "kv_bytes_in_use": kv.num_in_use * block_bytes,
+            }
 
     # What the methods are made of
 

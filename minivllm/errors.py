@@ -38,7 +38,10 @@ class UnknownRequestError(MiniVLLMError, LookupError):
 
 
 class EngineBusyError(MiniVLLMError, RuntimeError):
-    """The call needs an engine without live sequences. Nothing was changed."""
+    """The call needs an engine without live requests, or came from within another call of it.
+
+    Nothing was changed.
+    """
 
 
 class TraceError(MiniVLLMError):

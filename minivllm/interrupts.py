@@ -43,7 +43,8 @@ def interrupts_held() -> Iterator[None]:
     short, because nobody can interrupt it, or let interrupts through where it is long.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not callable(handler) or isinstance(handler, _Holder):
         yield
         return
     holder = _Holder(handler)
@@ -75,13 +76,9 @@ def interrupts_let_through() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not isinstance(holder, _Holder):
         yield
         return
-    outermost = holder
-    while isinstance(outermost.handler, _Holder):
-        outermost = outermost.handler
     try:
-        signal.signal(signal.SIGINT, outermost.handler)
+        signal.signal(signal.SIGINT, holder.handler)
         holder.deliver()
-        outermost.deliver()
         yield
     finally:
         signal.signal(signal.SIGINT, holder)

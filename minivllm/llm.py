@@ -127,8 +127,7 @@ class LLM:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequestError(f"the prompt {text!r:.80} is not valid Unicode") from None
-        token_ids: list[int] = self._tokenizer.encode(text) if text else []
-        return token_ids
+        return list(self._tokenizer.encode(text)) if text else []
 
     def encode_chat(self, conversation: Conversation) -> list[int]:
         """Token ids of a conversation, by the model's chat template."""
@@ -139,8 +138,7 @@ class LLM:
             if not is_message or not all(isinstance(text, str) for text in message.values()):
                 allowed = "{'role': text, 'content': text}"
                 raise InvalidRequestError(f"message is {message!r:.80}; it must be {allowed}")
-        token_ids: list[int] = self._tokenizer.apply_chat_template(list(conversation))
-        return token_ids
+        return list(self._tokenizer.apply_chat_template(list(conversation)))
 
     # What the methods are made of
 

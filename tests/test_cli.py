@@ -244,11 +244,10 @@ def test_bad_input_is_one_line_and_exit_code_2(generate, options, message):
     assert_refused(generate("--prompt", "good", *options), message)
 
 
-def test_a_gpu_that_is_not_there_is_one_line(generate):
+def test_a_gpu_that_is_not_there_is_one_line(generate, monkeypatch):
     import torch
 
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert_refused(generate("--prompt", "x", "--device", "cuda"), "device is 'cuda'")
 
 

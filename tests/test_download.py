@@ -295,7 +295,8 @@ def test_unpermute_undoes_the_interleaving_of_a_heads_halves():
 
 
 def test_transformers_loads_the_converted_folder_as_a_llama(converted):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(converted)
     assert type(model).__name__ == "LlamaForCausalLM"
     config = model.config
@@ -311,7 +312,8 @@ def test_the_converted_tokenizer_splits_digits_before_it_merges(converted):
 
 
 def test_transformers_and_ours_agree_on_the_converted_tokenizer(converted):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     oracle = transformers.AutoTokenizer.from_pretrained(converted)
     text = "ab 1999<|im_end|>\n\u00e4 \U0001f600 ab"
     assert Tokenizer(converted).encode(text) == oracle(text)["input_ids"]

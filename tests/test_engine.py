@@ -203,6 +203,17 @@ def test_a_leader_that_will_not_publish_is_not_waited_for(how):
     assert run(engine)["follower", 0].token_ids == greedy([*PREFIX, 2], 4)
 
 
+def test_when_one_of_two_leaders_is_aborted_the_other_is_waited_for():
+    engine = make_engine(num_kv_blocks=32, max_prefill_chunk=4)
+    engine.add_request("first", [*PREFIX, 1], params())
+    engine.add_request("second", [*PREFIX, 2], params(), cache_read=False)
+    engine.step()
+    engine.abort("first")
+    engine.add_request("follower", [*PREFIX, 3], params(1))
+    finished = run(engine)
+    assert finished["follower", 0].num_cached_tokens == 12
+
+
 def test_eviction_makes_room_for_new_prompts():
     engine = make_engine(num_kv_blocks=4)
     for start in range(0, 40, 10):

@@ -181,7 +181,7 @@ class EngineMachine(RuleBasedStateMachine):
         known = [*scheduler.waiting, *scheduler.running, *scheduler.finished]
         names = sorted((s.request_id, s.index) for s in known)
         assert names == sorted(self.live), "I10: a sequence was lost or doubled"
-        leaders = {id(s) for s in self.engine.kv.in_flight._leaders.values()}
+        leaders = {id(s) for each in self.engine.kv.in_flight._leaders.values() for s in each}
         assert leaders <= {id(s) for s in scheduler.running}, "somebody waits for no one"
 
     def _unfinished(self):

@@ -21,7 +21,7 @@ FLOORS = [
     ["core.kv_cache"],
     ["core.scheduler"],
     ["core.invariants"],
-    ["output", "detokenizer", "tokenizer", "interrupts"],
+    ["output", "detokenizer", "tokenizer", "interrupts", "fair_lock"],
     ["engine"],
     ["llm"],
     ["stats_report", "pool_picture", "explain"],

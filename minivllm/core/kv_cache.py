@@ -93,8 +93,7 @@ class KVCache:
             if found is None:
                 break
             hits.append(found)
-        is_cut_short = len(hits) < limit
-        is_next_in_flight = is_cut_short and self.in_flight.has(keys[len(hits)])
+        is_next_in_flight = len(hits) < limit and self.in_flight.has(keys[len(hits)])
         self._metrics.lookup_seconds += perf_counter() - started
         return Match(list(hits), is_next_in_flight)
 
@@ -153,14 +152,12 @@ class KVCache:
 
     def roll_back(self, sequence: Sequence) -> None:
         """The step failed: cut the table back to what is computed (I5). The tail goes first."""
-        keep = blocks_for(sequence.num_computed_tokens, self.block_size)
-        self._release(sequence, keep)
+        self._release(sequence, blocks_for(sequence.num_computed_tokens, self.block_size))
 
     def free(self, sequence: Sequence) -> None:
         """Let go of all blocks. What is published stays in the cache until it is evicted."""
-        self.in_flight.withdraw(
-            sequence, len(sequence.cached_blocks), sequence.num_announced_blocks
-        )
+        num_published = len(sequence.cached_blocks)
+        self.in_flight.withdraw(sequence, num_published, sequence.num_announced_blocks)
         self._release(sequence, 0)
         sequence.cached_blocks.clear()
         sequence.num_announced_blocks = 0

@@ -72,9 +72,7 @@ class PrefixCache:
     def find(self, key: BlockKey, parent: CachedBlock | None, fields: bytes) -> CachedBlock | None:
         """Return the block cached for exactly this key behind exactly this parent, or None."""
         cached = self._cached.get(key.hash)
-        if cached is None or not cached.holds(key, parent, fields):
-            return None
-        return cached
+        return cached if cached and cached.holds(key, parent, fields) else None
 
     def publish(
         self, block: int, key: BlockKey, parent: CachedBlock | None, fields: bytes
@@ -87,8 +85,7 @@ class PrefixCache:
         cached = self._cached.get(key.hash)
         if cached is None:
             cached = CachedBlock(block, key, parent, fields)
-            self._cached[key.hash] = cached
-            self._cached_at[block] = cached
+            self._cached[key.hash] = self._cached_at[block] = cached
             return cached
         return cached if cached.holds(key, parent, fields) else None
 

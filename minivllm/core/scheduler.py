@@ -76,9 +76,8 @@ class Scheduler:
         self.scheduled = {}
         self.budget_left = self._budget
         num_preemptions = self.metrics.preemptions
-        decodes = [sequence for sequence in self.running if sequence.is_decoding]
-        prefills = [sequence for sequence in self.running if not sequence.is_decoding]
-        for sequence in decodes + prefills:
+        # Decodes, then prefills: sorting keeps each group in order of arrival.
+        for sequence in sorted(self.running, key=lambda sequence: not sequence.is_decoding):
             if sequence.state is SequenceState.RUNNING:  # not preempted by one before it
                 self._schedule_running(sequence)
         if self.metrics.preemptions == num_preemptions:

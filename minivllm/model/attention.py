@@ -51,7 +51,6 @@ class StepAttention(Protocol):
         key, value  [num_tokens, num_kv_heads, head_dim], dtype and device of the cache
         returns     the turned query
         """
-        ...
 
     def attend(self, query: Tensor, cache: KVCache) -> Tensor:
         """softmax(q k / sqrt(head_dim)) v over the positions 0 up to each row's own.
@@ -60,7 +59,6 @@ class StepAttention(Protocol):
                  group = num_heads / num_kv_heads (grouped-query attention, Ainslie et al. 2023)
         returns  the same shape and dtype
         """
-        ...
 
 
 AttentionBackend = Callable[[Sequence[ScheduledSequence], KVCache], StepAttention]

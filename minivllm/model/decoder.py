@@ -36,7 +36,6 @@ class Weights(Protocol):
 
         Raises ModelError if there is none, or if its shape is another one.
         """
-        ...
 
 
 class RMSNorm:

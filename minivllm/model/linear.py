@@ -5,19 +5,12 @@ CPU weights or for quantised ones is one more class here, and one more name for 
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
 
-
-class Linear(Protocol):
-    """[num_rows, in_features] -> [num_rows, out_features], in the dtype of the rows."""
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Apply the layer to every row."""
-        ...
-
+Linear = Callable[[Tensor], Tensor]
+"""[num_rows, in_features] -> [num_rows, out_features], in the dtype of the rows."""
 
 LinearFactory = Callable[[Tensor, Tensor | None], Linear]
 """(weight [out_features, in_features], bias [out_features] or None) -> the layer."""

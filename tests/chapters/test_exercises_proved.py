@@ -5,6 +5,9 @@ import pytest
 from chapters.contents import all_chapters
 from chapters.prove import SOLUTION, claims, prove
 
+# The first test waits for the proof of all chapters that are asked for.
+pytestmark = pytest.mark.timeout(1800)
+
 MOST_SECONDS = 10
 
 CLAIMS = [claim for chapter in all_chapters() for claim in claims(chapter)]

@@ -28,7 +28,19 @@ def pytest_ignore_collect(collection_path):
     return True if "launched" in collection_path.parts and not can_launch_here() else None
 
 
-def pytest_collection_modifyitems(items):
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu_only: the interpreter cannot compute this")
+    config.addinivalue_line("markers", "interpreter_only: says something of the interpreter")
+
+
+def pytest_collection_modifyitems(config, items):
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    elsewhere = "gpu_only" if is_interpreted else "interpreter_only"
     for item in items:
         if "launched" in item.path.parts:
             item.add_marker(pytest.mark.kernels)
+    # Not skipped: there is nothing to be done about it here, and the other place has them.
+    deselected = [item for item in items if item.get_closest_marker(elsewhere)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item not in deselected]

@@ -1,0 +1,432 @@
+"""Faults that small engines have had, to be planted in `core`: the proof must find every one.
+
+Most of them leave the greedy tokens of a simple run right, which is why a check of outputs
+alone does not find them. Each names the promises that it breaks, any of which may show first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import insort
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from minivllm.core.block_keys import BlockKey, BlockKeyChain
+from minivllm.core.block_manager import BlockManager, blocks_for
+from minivllm.core.in_flight import InFlight
+from minivllm.core.kv_cache import KVCache, Match
+from minivllm.core.prefix_cache import CachedBlock, PrefixCache
+from minivllm.core.scheduler import Scheduler
+from minivllm.core.sequence import Sequence, SequenceState
+
+
+class Fault(NamedTuple):
+    """A wrong answer to plant.
+
+    patches    (class, name of its method, what makes the wrong one of the right one)
+    promises   the ids of which the proof must name one
+    """
+
+    name: str
+    promises: tuple[str, ...]
+    patches: tuple[tuple[type, str, Callable[[Any], Any]], ...]
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(owner: type, method: str, *promises: str) -> Callable[[Callable], Callable]:
+    """Register a function that makes the wrong method; its name is the fault's."""
+
+    def register(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        FAULTS.append(Fault(make.__name__, promises, ((owner, method, make),)))
+        return make
+
+    return register
+
+
+@contextmanager
+def planted(wrong: Fault) -> Iterator[None]:
+    """`core` with this fault, until the end of the body."""
+    with ExitStack() as undo:
+        for owner, name, make in wrong.patches:
+            original = getattr(owner, name)
+            undo.callback(setattr, owner, name, original)
+            setattr(owner, name, make(original))
+        yield
+
+
+# Counts
+
+
+@fault(BlockManager, "reference", "I2")
+def ref_count_not_raised(original):
+    return lambda self, block: self.ref_counts[block]
+
+
+def release_twice(original):
+    def free(self, sequence):
+        table = list(sequence.block_table)
+        original(self, sequence)
+        for block in table[-1:]:
+            self.blocks.release(block)
+
+    return free
+
+
+def clamp_the_count(original):
+    def release(self, block):
+        return original(self, block) if self.ref_counts[block] else 0
+
+    return release
+
+
+FAULTS.append(
+    Fault(
+        "double_free_clamped",
+        ("I1", "I2"),
+        ((KVCache, "free", release_twice), (BlockManager, "release", clamp_the_count)),
+    )
+)
+
+
+@fault(BlockManager, "release", "I1", "I2")
+def freed_while_somebody_holds_it(original):
+    def release(self, block):
+        self.ref_counts[block] = 1
+        return original(self, block)
+
+    return release
+
+
+@fault(KVCache, "can_allocate", "I1")
+def count_idle_hits_as_usable(original):
+    return lambda self, sequence, num_new_tokens, hits: (
+        self._num_missing(sequence, num_new_tokens, hits) <= self.num_usable
+    )
+
+
+@fault(KVCache, "allocate", "I1", "I2")
+def make_room_before_referencing_hits(original):
+    def allocate(self, sequence, num_new_tokens, hits):
+        if self.can_allocate(sequence, num_new_tokens, hits):
+            self._make_room(self._num_missing(sequence, num_new_tokens, hits))
+        return original(self, sequence, num_new_tokens, hits)
+
+    return allocate
+
+
+@fault(Scheduler, "_preempt_newest", "I2", "I5", "I10")
+def preempt_without_freeing(original):
+    def preempt(self):
+        sequence = self.running.pop()
+        self.budget_left += self.scheduled.pop(sequence, 0)
+        sequence.state = SequenceState.WAITING
+        self.waiting.insert(0, sequence)
+        self.metrics.preemptions += 1
+        return sequence
+
+    return preempt
+
+
+@fault(KVCache, "roll_back", "I5")
+def forget_the_tables_of_a_failed_step(original):
+    return lambda self, sequence: None
+
+
+# Keys
+
+
+@fault(KVCache, "allocate", "I6")
+def published_early(original):
+    def allocate(self, sequence, num_new_tokens, hits):
+        if not original(self, sequence, num_new_tokens, hits):
+            return False
+        computed = sequence.num_computed_tokens
+        self.commit(sequence, computed + num_new_tokens)
+        sequence.num_computed_tokens = computed
+        return True
+
+    return allocate
+
+
+@fault(KVCache, "_num_publishable", "I6")
+def publish_the_half_full_block(original):
+    def num_publishable(self, sequence):
+        num_blocks = blocks_for(sequence.num_computed_tokens, self.block_size)
+        return min(num_blocks, sequence.num_tokens // self.block_size)
+
+    return num_publishable
+
+
+@fault(KVCache, "roll_back", "I6")
+def publish_a_failed_step(original):
+    def roll_back(self, sequence):
+        original(self, sequence)
+        computed = sequence.num_computed_tokens
+        end = min(len(sequence.block_table) * self.block_size, sequence.num_tokens)
+        self.commit(sequence, end)
+        sequence.num_computed_tokens = computed
+
+    return roll_back
+
+
+def hash_the_tokens_alone(original):
+    def extend(self, token_ids):
+        size = self.block_size
+        for start in range(len(self.keys) * size, len(token_ids) - size + 1, size):
+            tokens = array("i", token_ids[start : start + size]).tobytes()
+            self.keys.append(BlockKey(self._hash(self.fields + tokens), tokens))
+        return self.keys
+
+    return extend
+
+
+def compare_tokens_and_fields(original):
+    return lambda self, key, parent, fields: self.key.tokens == key.tokens and self.fields == fields
+
+
+FAULTS.append(
+    Fault(
+        "unchained_key",
+        ("I7",),
+        (
+            (BlockKeyChain, "extend", hash_the_tokens_alone),
+            (CachedBlock, "holds", compare_tokens_and_fields),
+        ),
+    )
+)
+
+
+@fault(CachedBlock, "holds", "I7")
+def own_block_compare(original):
+    return compare_tokens_and_fields(original)
+
+
+@fault(CachedBlock, "holds", "I7")
+def trust_the_hash(original):
+    return lambda self, key, parent, fields: True
+
+
+@fault(PrefixCache, "forget_oldest", "I6", "I7")
+def stale_key(original):
+    def forget_oldest(self):
+        cached = original(self)
+        self._cached[cached.key.hash] = cached
+        return cached
+
+    return forget_oldest
+
+
+@fault(KVCache, "match", "I6")
+def remember_a_hit_for_ever(original):
+    def match(self, sequence):
+        remembered = list(sequence.matched_blocks)
+        found = original(self, sequence)
+        return found if len(found.hits) >= len(remembered) else Match(remembered, False)
+
+    return match
+
+
+@fault(KVCache, "new_keys", "I6", "I7")
+def key_without_salt(original):
+    def new_keys(self, policy):
+        fields = tuple(field for field in policy.key_fields if field[0] != "salt")
+        return original(self, replace(policy, key_fields=fields))
+
+    return new_keys
+
+
+@fault(KVCache, "match", "I8")
+def whole_prompt_hit(original):
+    def match(self, sequence):
+        found = original(self, sequence)
+        hits, end = found.hits, len(found.hits) + 1
+        if sequence.policy.read and end * self.block_size == sequence.num_tokens:
+            parent = hits[-1] if hits else None
+            last = self.cache.find(sequence.keys.keys[end - 1], parent, sequence.keys.fields)
+            hits += [last] if last else []
+        return found
+
+    return match
+
+
+@fault(KVCache, "_num_cacheable", "section 6")
+def ignore_the_cacheable_length(original):
+    return lambda self, sequence: sequence.num_tokens // self.block_size
+
+
+# Refusals
+
+
+@fault(KVCache, "can_allocate", "I9")
+def refused_allocation_keeps_references(original):
+    def can_allocate(self, sequence, num_new_tokens, hits):
+        allowed = original(self, sequence, num_new_tokens, hits)
+        if not allowed:
+            for hit in hits:
+                self.blocks.reference(hit.block)
+        return allowed
+
+    return can_allocate
+
+
+@fault(KVCache, "can_allocate", "I9")
+def refused_allocation_changes_the_lru_order(original):
+    def can_allocate(self, sequence, num_new_tokens, hits):
+        for hit in hits:
+            if self.cache.is_idle(hit.block):
+                self.cache.mark_used(hit.block)
+                self.cache.mark_idle(hit.block)
+        return original(self, sequence, num_new_tokens, hits)
+
+    return can_allocate
+
+
+@fault(KVCache, "allocate", "I9")
+def refused_allocation_keeps_what_it_took(original):
+    def allocate(self, sequence, num_new_tokens, hits):
+        if original(self, sequence, num_new_tokens, hits):
+            return True
+        while self.blocks.num_free:
+            sequence.block_table.append(self.blocks.take())
+        return False
+
+    return allocate
+
+
+# Eviction and sharing
+
+
+@fault(KVCache, "_release", "I7")
+def heads_evicted_first(original):
+    def release(self, sequence, keep):
+        sequence.block_table[keep:] = reversed(sequence.block_table[keep:])
+        original(self, sequence, keep)
+
+    return release
+
+
+@fault(PrefixCache, "mark_used", "I1", "I2")
+def block_in_use_evicted(original):
+    return lambda self, block: None
+
+
+@fault(KVCache, "_swap", "I7")
+def keep_a_second_copy_of_a_cached_block(original):
+    return lambda self, sequence, i, cached: None
+
+
+@fault(KVCache, "_release", "section 6")
+def cap_ignored(original):
+    def release(self, sequence, keep):
+        self._max_idle = self.num_blocks
+        original(self, sequence, keep)
+
+    return release
+
+
+@fault(KVCache, "_reference", "I3", "I5", "I8")
+def start_the_suffix_at_position_0(original):
+    def reference(self, sequence, hits):
+        original(self, sequence, hits)
+        if hits:
+            sequence.num_computed_tokens = 0
+
+    return reference
+
+
+@fault(InFlight, "withdraw", "I11")
+def wait_for_a_leader_that_is_gone(original):
+    return lambda self, sequence, first_block, end_block: None
+
+
+@fault(InFlight, "announce", "section 6")
+def second_leader_forgotten(original):
+    """When the first one is aborted, nobody waits for the other that computes the same."""
+
+    def announce(self, sequence, num_blocks):
+        first = max(sequence.num_announced_blocks, len(sequence.cached_blocks))
+        for key in sequence.keys.keys[first:num_blocks]:
+            self._leaders.setdefault(key.hash, {sequence})
+        sequence.num_announced_blocks = max(first, num_blocks)
+
+    return announce
+
+
+# The scheduler
+
+
+@fault(Scheduler, "_admit", "I8")
+def lookup_after_charging(original):
+    def admit(self, sequence, hits):
+        charged = min(sequence.num_tokens, self.budget_left, self._max_chunk)
+        num_tokens = charged - len(hits) * self.kv.block_size
+        if not self.kv.allocate(sequence, num_tokens, hits):
+            return False
+        self._count_lookup(sequence, len(hits) * self.kv.block_size)
+        sequence.state = SequenceState.RUNNING
+        insort(self.running, sequence, key=attrgetter("arrival"))
+        self._charge(sequence, num_tokens)
+        return True
+
+    return admit
+
+
+@fault(Scheduler, "_admit", "section 6")
+def cached_tokens_charged_too(original):
+    def admit(self, sequence, hits):
+        admitted = original(self, sequence, hits)
+        if admitted:
+            self.budget_left = max(0, self.budget_left - len(hits) * self.kv.block_size)
+        return admitted
+
+    return admit
+
+
+@fault(Scheduler, "_preempt_newest", "I10")
+def preempted_sequence_lost(original):
+    def preempt(self):
+        sequence = original(self)
+        self.waiting.remove(sequence)
+        return sequence
+
+    return preempt
+
+
+@fault(Scheduler, "_preempt_newest", "I10")
+def preempted_sequence_loses_its_tokens(original):
+    def preempt(self):
+        sequence = original(self)
+        del sequence.token_ids[sequence.num_prompt_tokens :]
+        return sequence
+
+    return preempt
+
+
+@fault(Sequence, "is_decoding", "I12")
+def decode_starved(original):
+    # Prefills are charged first, and leave nothing.
+    return property(lambda self: not original.fget(self))
+
+
+@fault(Scheduler, "finish", "I10", "I11")
+def ended_sequence_not_returned(original):
+    def finish(self, sequence, reason, error=None):
+        original(self, sequence, reason, error)
+        if reason == "abort":
+            self.finished.remove(sequence)
+
+    return finish
+
+
+@fault(Scheduler, "_admit_waiting", "section 6")
+def nobody_passes_one_that_waits_for_its_prefix(original):
+    def admit_waiting(self):
+        if self.waiting and not self.kv.match(self.waiting[0]).in_flight:
+            original(self)
+
+    return admit_waiting
