@@ -682,3 +682,20 @@ def test_the_first_tokens_time_is_kept():
     times = [engine.step()[0].time_to_first_token for _ in range(3)]
     assert times[0] > 0
     assert times == [times[0]] * 3
+
+
+def test_budget_given_back_by_a_preemption_is_used_in_the_same_step():
+    # Block size 5, four blocks, budget 4. In the fifth step c decodes first and takes the last
+    # free block; b, which needs one, preempts c and has its budget of 1 again: 4, not 3.
+    engine = make_engine(
+        block_size=5, num_kv_blocks=4, max_num_batched_tokens=4, max_num_seqs=3, max_prefill_chunk=8
+    )
+    engine.add_request("a", [3, 1, 1, 1, 2, 1, 2], params(1))
+    engine.add_request("b", [3, 1, 1, 1, 2, 1, 1, 2, 1, 2, 2, 3, 3], params(12))
+    engine.add_request("c", [1, 3, 1, 1], params(8))
+    for _ in range(5):
+        engine.step()
+    assert engine.stats()["preemptions"] == 1
+    assert [(name, start, end) for name, _, start, end, _ in engine.runner.batches[-1]] == [
+        ("b", 9, 13)
+    ]

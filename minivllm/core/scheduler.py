@@ -120,11 +120,11 @@ class Scheduler:
 
     def _schedule_running(self, sequence: Sequence) -> None:
         """Charge a running sequence, and preempt from the newest on until it has its blocks."""
-        wanted = sequence.num_tokens - sequence.num_computed_tokens
-        num_tokens = min(wanted, self.budget_left, self._max_chunk)
-        if num_tokens == 0:
+        wanted = min(sequence.num_tokens - sequence.num_computed_tokens, self._max_chunk)
+        if self.budget_left == 0:
             return
-        while not self.kv.allocate(sequence, num_tokens, []):
+        # A preemption gives budget back, so what can be charged is worked out after each.
+        while not self.kv.allocate(sequence, num_tokens := min(wanted, self.budget_left), []):
             self._trace.record("refuse", sequence, num_new_tokens=num_tokens)
             if len(self.running) == 1:
                 self.finish(sequence, "error", self._outgrown(sequence))
