@@ -21,6 +21,7 @@ from statistics import median
 from time import perf_counter
 from typing import TypeVar
 
+from benchmarks.machine import machine
 from minivllm.config import EngineConfig
 from minivllm.core.kv_cache import KVCache
 from minivllm.core.metrics import Metrics
@@ -123,6 +124,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps({"microseconds_per_block": figures, "growth": growth}))
     else:
+        print(machine())
         print(
             "microseconds per block" + "".join(f"{size:>10,}" for size in POOL_SIZES) + "  growth"
         )

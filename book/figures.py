@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from html import escape
 
+from benchmarks.choices import BLOCK_SIZES, replay
 from benchmarks.machine import machine
 from book.letters import LetterRunner
 from book.places import FIGURES, write
@@ -17,6 +18,8 @@ from minivllm import EngineConfig, LLMEngine, SamplingParams
 NUM_PEOPLE = 6
 NUM_SHARED = 1000  # tokens of instructions that all prompts begin with
 NUM_OWN = 30  # tokens of each person's question
+_GREY = "var(--md-default-fg-color--lighter, #667377)"
+_ACCENT = "var(--md-accent-fg-color, #a34a12)"
 
 
 def prompt_tokens_computed(enable_prefix_caching: bool) -> int:
@@ -53,8 +56,7 @@ def six_people() -> str:
         ' font-family="system-ui, sans-serif" font-size="13" fill="currentColor">',
         f"<title>{escape(title)}</title>",
     ]
-    colours = ("var(--md-default-fg-color--lighter, #667377)", "var(--md-accent-fg-color, #a34a12)")
-    for i, ((name, count), colour) in enumerate(zip(rows, colours, strict=True)):
+    for i, ((name, count), colour) in enumerate(zip(rows, (_GREY, _ACCENT), strict=True)):
         y, width = 10 + 44 * i, 450 * count / asked
         parts += [
             f'<text x="76" y="{y + 21}" text-anchor="end">{name}</text>',
@@ -64,7 +66,45 @@ def six_people() -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-ALL: dict[str, Callable[[], str]] = {"six-people": six_people}
+def choices_granularity() -> str:
+    """Bars: tokens that a chat must compute although they are known, and keys, by block size."""
+    rows = [
+        (size, counts.prompt_tokens - counts.found_tokens, counts.blocks_looked_up)
+        for size, counts in ((size, replay(size)) for size in BLOCK_SIZES)
+    ]
+    most_computed = max(computed for _, computed, _ in rows)
+    most_keys = max(keys for _, _, keys in rows)
+    title = "By block size, tokens computed and keys made: " + "; ".join(
+        f"{size}: {computed:,} and {keys:,}" for size, computed, keys in rows
+    )
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 178" role="img"'
+        ' font-family="system-ui, sans-serif" font-size="13" fill="currentColor">',
+        f"<title>{escape(title)}</title>",
+        '<text x="76" y="20" text-anchor="end" font-weight="700">block size</text>',
+        '<text x="88" y="20" font-weight="700">prompt tokens computed</text>',
+        '<text x="372" y="20" font-weight="700">keys made and searched</text>',
+    ]
+    for i, (size, computed, keys) in enumerate(rows):
+        y = 32 + 36 * i
+        parts.append(f'<text x="76" y="{y + 18}" text-anchor="end">{size}</text>')
+        for x, count, most, colour in (
+            (88, computed, most_computed, _ACCENT),
+            (372, keys, most_keys, _GREY),
+        ):
+            width = 200 * count / most
+            parts += [
+                f'<rect x="{x}" y="{y}" width="{width:.1f}" height="26" rx="4"'
+                f' style="fill: {colour}"/>',
+                f'<text x="{x + 8 + width:.1f}" y="{y + 18}" font-weight="700">{count:,}</text>',
+            ]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+ALL: dict[str, Callable[[], str]] = {
+    "six-people": six_people,
+    "choices-granularity": choices_granularity,
+}
 
 
 def main(names: list[str]) -> int:

@@ -262,12 +262,3 @@ def ask(
         timed = time_request(engine, str(i), token_ids, params)
         said = tokenizer.decode(timed.sequence.token_ids[len(token_ids) :])
         yield Answer(prompt, said.strip(), timed)
-
-
-def answer(stages: Stages, *, prompt: str | None = None, max_tokens: int = 32) -> str:
-    """What `python -m chapters run` shows: the whole engine's answer to `prompt`.
-
-    Without one it is asked two questions, and the second finds the instructions cached.
-    """
-    prompts = QUESTIONS if prompt is None else (prompt,)
-    return "\n\n".join(map(str, ask(stages, prompts, max_tokens=max_tokens)))

@@ -8,9 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from chapters.catalog import Chapter, Task
-from chapters.checking import CheckError, run_jobs
+from chapters.checking import SECONDS_A_CHECK, CheckError, run_jobs
 from chapters.contents import all_chapters
 from chapters.failure import Failure
+from chapters.limits import SECONDS_A_TEST
 from chapters.report import failure_lines
 from chapters.results import FAILED, SKIPPED, Job, Result
 from chapters.targets import WORK
@@ -70,7 +71,15 @@ def check(
     """
     digest = workbook.digest(chapter)
     only = tasks[0].number if len(tasks) == 1 else None
-    results = run_jobs(chapter, [Job(WORK, only)], workbook, mine=mine, with_model=with_model)
+    results = run_jobs(
+        chapter,
+        [Job(WORK, only)],
+        workbook,
+        mine=mine,
+        with_model=with_model,
+        seconds=SECONDS_A_CHECK * (5 if with_model else 1),
+        seconds_a_test=SECONDS_A_TEST * (12 if with_model else 1),
+    )
     outcomes = [
         Outcome(chapter, task, tuple(each for each in results if each.task == task.number))
         for task in tasks

@@ -20,7 +20,7 @@ from chapters.results import FAILED, PASSED, SKIPPED, Job, Result
 from chapters.targets import MUTANT, SOLUTION, STUB, UNTIL
 from chapters.workbook import Workbook, open_workbook
 
-SECONDS_A_CHAPTER = 240.0
+SECONDS_A_CHAPTER = 480.0
 ON_THE_WAY = "on the way"
 MUTANTS = "mutants"
 COLUMNS = (STUB, SOLUTION, ON_THE_WAY, MUTANTS)

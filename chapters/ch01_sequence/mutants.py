@@ -99,7 +99,8 @@ MUTANTS = (
         task="1.2",
         broken="C1.7",
         story="The table grows when a token fills a block, `% block_size == 0`, not when one needs"
-        " a new one, `== 1`: the block comes three tokens late, and one is written past the table.",
+        " a new one, `== 1`: it comes one token early, and after a prompt that fills its last block"
+        " it does not come at all.",
         changes=(
             (
                 "return max(0, blocks_for(end, block_size) - len(self.block_table))",

@@ -147,8 +147,8 @@ def probabilities(logits: Tensor, params: Any) -> Tensor:
     What is kept is scaled to sum to 1, the rest has probability 0. Of equally likely tokens the
     lower id counts as the likelier one. Softmax 0.5, 0.3, 0.15, 0.05:
 
-        top_p   0.2   0.5   0.6   0.8   0.9
-    XX
+        top_p   0.2   0.4   0.6   0.79   0.9
+        kept      1     1     2      2     3
     """
     # task 5.3
     # In float64, and with the best score at 0: no temperature makes it overflow.

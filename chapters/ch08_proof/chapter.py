@@ -40,13 +40,14 @@ CHAPTER = Chapter(
             hints=(
                 "How would you notice that a block was computed under another prefix, if its own"
                 " four tokens are the right ones?",
-                "Let Slots remember the whole context of each position. After match, compare every"
-                " slot of every hit. Use few tokens and a few openings, so that prompts often share"
-                " a start or only a middle; two salts; and now and then a hash that collides.",
+                "CacheUse does everything that can be asked of a cache, and calls your methods that"
+                " begin with check. In check_hits compare every slot of every hit with"
+                " Slots.context of the sequence; in check_allocated and check_freed keep a list of"
+                " idle blocks as they should stand, oldest first.",
                 "Beside the contents: the longest prefix that is cached must be found; match and a"
-                " refused allocate change nothing; no cached block without the one before it; idle"
-                " blocks leave in the order in which they became idle; at most max_num_idle of"
-                " them; reset only when nobody holds a block.",
+                " refused allocate change nothing; a key is made from one context only; no cached"
+                " block without the one before it; idle blocks leave in the order in which they"
+                " became idle; at most max_num_idle of them; reset only when nobody holds a block.",
             ),
         ),
         Task(
@@ -59,12 +60,12 @@ CHAPTER = Chapter(
             hints=(
                 "If a request's output is right, can its KV be wrong? If its KV is right, can its"
                 " positions be wrong?",
-                "Run whole workloads in small pools with next_token as the model: add, schedule,"
-                " write the ranges to Slots, read [0, end), commit. Compare each output with the"
-                " one a request gives alone, and every field of the batch with what it should be.",
-                "For the attention: write keys and values through a shuffled table into a cache"
-                " full of NaN, and compare suffix_attention from every start with softmax over"
-                " the keys 0 .. position, row by row, six heads on two KV heads.",
+                "EngineUse serves whole workloads and compares queues and outputs. Your"
+                " check_scheduled compares every field of the batch with what the ranges say. Give"
+                " it shared prompts, late arrivals, small pools, and a range that ends early.",
+                "For the attention: AttentionCase has keys and values in a shuffled table, a cache"
+                " full of NaN around them, and what each row should give. Start at every position:"
+                " suffix_attention(case.query[start:], *case.cache, case.table, start).",
             ),
         ),
     ),
