@@ -2,8 +2,8 @@
 
 import pytest
 
-from chapters.contents import all_chapters
 from book.places import ROOT
+from chapters.contents import all_chapters
 
 DOCS = ROOT / "docs"
 
