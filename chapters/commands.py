@@ -4,6 +4,7 @@ Whatever a person can get wrong is raised, as one of the errors that cli.py tell
 """
 
 import argparse
+import time
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -117,7 +118,7 @@ def watch(options: argparse.Namespace) -> int:
             say("watching: save the file to check it again, Ctrl-C to end", "dim")
         return passed
 
-    watch_files(files, check_again)
+    watch_files(files, check_again, time.sleep)
     return OK
 
 

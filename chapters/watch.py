@@ -1,6 +1,5 @@
 """Check again whenever the reader's file is saved, and show the next failing thing only."""
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ SECONDS_BETWEEN_LOOKS = 0.3
 
 
 def watch(
-    files: Sequence[Path], check: Callable[[], bool], wait: Callable[[float], object] = time.sleep
+    files: Sequence[Path], check: Callable[[], bool], wait: Callable[[float], object]
 ) -> None:
     """Call `check` now, and after each change of one of `files`, until it says True."""
     seen = None

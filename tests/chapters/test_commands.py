@@ -171,7 +171,7 @@ def test_watch_checks_again_at_each_save_until_nothing_fails(tmp_path):
 
 def test_watch_shows_only_the_next_failing_thing_and_ends_when_all_is_done(reader, monkeypatch):
     reader.types("start 3")
-    monkeypatch.setattr("chapters.watch.time.sleep", lambda seconds: reader.solves())
+    monkeypatch.setattr("chapters.commands.time.sleep", lambda seconds: reader.solves())
     said = reader.types("watch 3")
     assert said.code == 0, said.out
     assert said.out.count("write it in") == 1
