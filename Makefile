@@ -60,8 +60,17 @@ serve: $(READY) generated  ## show the book with live reload
 	@# --livereload is the default that mkdocs 1.6 loses with click 8.3 and newer.
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --livereload --watch build/book
 
-figures: $(READY)  ## draw the book's figures again; their captions name this machine and today
-	@$(PY) -m book.figures
+# A production trace in the Mooncake format; without one its figure stays as it is.
+TRACE ?=
+figures: $(READY)  ## measure and draw the book's figures again (half an hour, best on an idle machine; TRACE=FILE)
+	$(PY) -m book.figures
+	$(PY) -m chapters.ch05_model_runner.measure > docs/figures/ch05-measure.txt
+	$(PY) -m chapters.ch07_suffix_prefill.measure > docs/figures/ch07-measure.txt
+	$(PY) -m benchmarks.core --rounds 30 > docs/figures/when-core.txt
+	$(PY) -m benchmarks.pressure --plot docs/figures > docs/figures/pressure-chat.txt
+	$(if $(TRACE),$(PY) -m benchmarks.pressure --trace $(TRACE) --plot docs/figures \
+	  > docs/figures/pressure-trace.txt)
+	$(PY) -m book.greedy
 
 generated: $(READY)
 	@$(PY) -m book

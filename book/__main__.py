@@ -5,6 +5,7 @@
     docs/reference/          the API reference, from docstrings                      (reference.py)
     build/book/code/         named functions and classes that pages include          (code.py)
     build/book/tooltips.md   the glossary's terms as tooltips                        (tooltips.py)
+    build/book/diffs/        what a chapter changes in the chapters before it        (diffs.py)
     build/book/museum-*.md   the wrong answers of the chapters                       (museum.py)
 
 `make book` and `make serve` run it first. None of it is committed. How a page uses these things
@@ -13,7 +14,7 @@ stands in docs/contributing.md.
 
 import sys
 
-from book import code, museum, reference, tooltips, traces
+from book import code, diffs, museum, reference, tooltips, traces
 from book.places import BookError
 
 
@@ -24,6 +25,7 @@ def main() -> int:
         reference.write_all()
         code.write_all()
         tooltips.write_all()
+        diffs.write_all()
         museum.write_all()
     except BookError as error:
         print(f"python -m book: {error}", file=sys.stderr)

@@ -38,7 +38,7 @@ def trace_lines(story: Story) -> Iterator[str]:
     for number, operation in enumerate(story.operations, start=1):
         for event in events_between(before, operation.after):
             yield _line(event)
-        yield _line(_step(number, operation))
+        yield _line(_step(number, operation, budget))
         before = operation.after
 
 
@@ -160,7 +160,9 @@ class _Difference:
         holder = CACHE if name is None else name
         if holder in self.holders[block]:
             self.holders[block].remove(holder)
-        key = self._key_after(block) if CACHE in self.holders[block] else None
+        # Blocks are given up before they are evicted, and perhaps published anew.
+        cached = self.old_pool.cached.get(block) or self.new_pool.cached.get(block)
+        key = cached.key if cached and CACHE in self.holders[block] else None
         return self._block(event, name, block, key)
 
     def _block(self, event: str, name: str | None, block: int, key: str | None) -> Event:
@@ -191,8 +193,11 @@ def _added(old: Iterable[SequenceView], new: Iterable[SequenceView]) -> Iterator
             }
 
 
-def _step(number: int, operation: Operation) -> Event:
-    """The state that an operation led to. Without a scheduler whoever holds blocks runs."""
+def _step(number: int, operation: Operation, budget: int) -> Event:
+    """The state that an operation led to. Without a scheduler whoever holds blocks runs.
+
+    Most operations schedule nothing: then nothing is charged, and the whole budget is left.
+    """
     state, pool = operation.after, operation.after.pool or _NO_POOL
     views = {each.name: each for each in state.sequences}
     cached = {name: _num_cached(views[name], pool) for name, _, _ in operation.computes}
@@ -214,7 +219,9 @@ def _step(number: int, operation: Operation) -> Event:
             for name, start, end in operation.computes
             if end > 0
         ],
-        "budget_left": max(0, scheduler.budget_left) if scheduler else 0,
+        "budget_left": max(0, scheduler.budget_left)
+        if scheduler and operation.computes
+        else budget,
         "free": [block for block in pool.free if 0 <= block < pool.num_blocks],
         "lru": [block for block in pool.idle if 0 <= block < pool.num_blocks],
     }

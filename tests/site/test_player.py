@@ -8,7 +8,12 @@ from contextlib import suppress
 import pytest
 
 from book import traces
+from chapters.contents import chapter_named, mutant_named
+from chapters.regions import mutated
+from chapters.stages import solution_path
+from chapters.trace import trace_lines
 from minivllm.errors import RunnerError
+from tests.chapters.test_recorded_trace import Work, run_engine
 from tests.model_free import make_engine, params, run
 from tests.site.browser import PHONE, visit
 from tests.test_trace import eventful_lines
@@ -335,6 +340,25 @@ def test_an_eventful_run_replays_without_a_mismatch(page):
 @pytest.mark.parametrize("seed", range(20))
 def test_a_random_run_replays_without_a_mismatch(page, seed):
     assert mismatches(page, random_run(seed)) == []
+
+
+@pytest.mark.parametrize("name", ["solution", "share_is_not_counted"])
+def test_the_trace_of_a_chapters_check_is_shown_as_it_was(page, tmp_path, name):
+    # What a check leaves in the workbook; a wrong answer's faults are shown, not hidden.
+    files = {}
+    if name != "solution":
+        chapter = chapter_named("ch06_prefix_cache")
+        files[chapter.name] = tmp_path / "mutant.py"
+        source = solution_path(chapter.name).read_text()
+        files[chapter.name].write_text(mutated(source, mutant_named(chapter, name)))
+    work = Work(files)
+    with suppress(Exception):
+        run_engine(work)
+    lines = list(trace_lines(work.recorder.story))
+    found = mismatches(page, lines)
+    assert bool(found) == (name != "solution"), found
+    show(page, lines)
+    assert "6 blocks" in page.locator(".btp-body").inner_text()
 
 
 def random_run(seed):

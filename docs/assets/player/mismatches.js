@@ -26,8 +26,10 @@
       )
   }
 
-  /* I12: who decodes gains a token in every step, or is preempted. */
+  /* I12: who decodes gains a token in every step, or is preempted. A chapter's check also writes
+     the state after operations that schedule nothing: that is no step. */
   function checkDecodes(state, event) {
+    if (event.scheduled.length === 0 && event.budget_left === state.budget) return
     const scheduled = new Set(event.scheduled.map(({ sequence }) => sequence))
     for (const name of event.running) {
       const { numTokens, promptLength, computed } = state.sequences[name] ?? {}
