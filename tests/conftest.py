@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -44,3 +45,8 @@ def pytest_make_collect_report(collector):
     report = yield
     fail_a_skip_in_ci(report)
     return report
+
+
+def pytest_configure(config):
+    """A suite in the background ignores Ctrl-C; its tests, and what they start, must not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
