@@ -23,4 +23,5 @@ Telling a failure
 The command line, `python -m chapters`
     cli, commands, terminal, progress (check, status), watch, diff, doctor
     running, engine, model      the engine that the stages add up to, with a real model
+    measuring                   whose code a chapter's own measurement runs
 """

@@ -4,14 +4,11 @@ python -m chapters.ch01_sequence.measure [--mine]
 """
 
 import argparse
-import sys
 from typing import Any
 
 from benchmarks.machine import machine
 from chapters.ch01_sequence.chapter import CHAPTER
-from chapters.contents import all_chapters
-from chapters.stages import Stages
-from chapters.workbook import open_workbook
+from chapters.measuring import stages_for
 
 BLOCK_SIZE = 4
 PROMPT = "ABCDEF"
@@ -27,19 +24,9 @@ def main() -> None:
     print(f"{'your' if mine else 'the reference'} Sequence, {machine()}")
     print(f"block size {BLOCK_SIZE}, prompt {' '.join(PROMPT)}, max_tokens = {MAX_TOKENS}\n")
     print(COLUMNS.format("step", "computes", "blocks", "computed", "tokens", "in blocks, then"))
-    for row in timeline(stages(mine).load(CHAPTER.name)):
+    for row in timeline(stages_for(CHAPTER, mine).load(CHAPTER.name)):
         print(row)
     print("\nA: its KV is written   g: known, not computed   .: a slot without a token")
-
-
-def stages(mine: bool) -> Stages:
-    """The reference, or what the reader has."""
-    workbook = open_workbook()
-    if not mine:
-        return Stages()
-    if not workbook.has(CHAPTER):
-        sys.exit(f"you have not started it: python -m chapters start {CHAPTER.number}")
-    return Stages({each.name: workbook.file(each) for each in all_chapters() if workbook.has(each)})
 
 
 def timeline(stage: Any) -> list[str]:

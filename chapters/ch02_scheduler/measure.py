@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.machine import machine
 from chapters.ch02_scheduler.chapter import CHAPTER
-from chapters.contents import all_chapters
+from chapters.measuring import stages_for
 from chapters.stages import Stages
-from chapters.workbook import open_workbook
 
 SEATS = 4
 NUM_REQUESTS = 16
@@ -48,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--mine", action="store_true", help="let your own scheduler decide")
     mine = parser.parse_args().mine
-    code, requests = stages(mine), workload()
+    code, requests = stages_for(CHAPTER, mine), workload()
     print(f"{'your' if mine else 'the reference'} scheduler, {machine()}")
     print(f"{NUM_REQUESTS} requests that come together, {SEATS} seats, budget {BUDGET} tokens")
     runs = {
@@ -65,16 +64,6 @@ def main() -> None:
     print(f"{'mean end':>10}{'preemptions':>13}")
     for name, each in runs.items():
         print(line(name, each))
-
-
-def stages(mine: bool) -> Stages:
-    """The reference, or what the reader has."""
-    workbook = open_workbook()
-    if not mine:
-        return Stages()
-    if not workbook.has(CHAPTER):
-        sys.exit(f"you have not started it: python -m chapters start {CHAPTER.number}")
-    return Stages({each.name: workbook.file(each) for each in all_chapters() if workbook.has(each)})
 
 
 def workload() -> list[Request]:

@@ -7,16 +7,14 @@ counted is counted in the steps in which somebody waits: then memory is what is 
 """
 
 import argparse
-import sys
 from random import Random
 from typing import Any, NamedTuple
 
 from benchmarks.machine import machine
 from chapters.ch03_block_manager.chapter import CHAPTER
 from chapters.ch03_block_manager.contiguous import ContiguousPool
-from chapters.contents import all_chapters
+from chapters.measuring import stages_for
 from chapters.stages import Stages
-from chapters.workbook import open_workbook
 
 BLOCK_SIZE = 16
 NUM_SLOTS = 4096
@@ -55,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--mine", action="store_true", help="let your own pool hand out the blocks")
     mine = parser.parse_args().mine
-    code = stages(mine)
+    code = stages_for(CHAPTER, mine)
     print(f"{'your' if mine else 'the reference'} pool, {machine()}")
     print(
         f"{NUM_REQUESTS} requests that come together, each of {2 * SHORTEST} to {2 * LONGEST}"
@@ -79,16 +77,6 @@ def main() -> None:
         print(f"\n  {name}")
         for start in range(0, len(each.drawn), A_ROW):
             print(f"    {each.drawn[start : start + A_ROW]}")
-
-
-def stages(mine: bool) -> Stages:
-    """The reference, or what the reader has."""
-    workbook = open_workbook()
-    if not mine:
-        return Stages()
-    if not workbook.has(CHAPTER):
-        sys.exit(f"you have not started it: python -m chapters start {CHAPTER.number}")
-    return Stages({each.name: workbook.file(each) for each in all_chapters() if workbook.has(each)})
 
 
 def final_length(sequence: Any) -> int:

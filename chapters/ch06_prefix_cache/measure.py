@@ -7,15 +7,13 @@ prompt is the whole conversation so far. Up to four requests run at a time.
 """
 
 import argparse
-import sys
 from random import Random
 from typing import Any, NamedTuple
 
 from benchmarks.machine import machine
 from chapters.ch06_prefix_cache.chapter import CHAPTER
-from chapters.contents import all_chapters
+from chapters.measuring import stages_for
 from chapters.stages import Stages
-from chapters.workbook import open_workbook
 
 BLOCK_SIZE = 16
 NUM_CONVERSATIONS, NUM_TURNS = 20, 5
@@ -55,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--mine", action="store_true", help="let your own cache find them")
     mine = parser.parse_args().mine
-    code, turns = stages(mine), workload()
+    code, turns = stages_for(CHAPTER, mine), workload()
     num_tokens = sum(len(turn.prompt) for turn in turns)
     most = max(len(turn.prompt) + len(turn.answer) for turn in turns)
     print(f"{'your' if mine else 'the reference'} prefix cache, {machine()}")
@@ -87,16 +85,6 @@ def print_bars(turns: list[Turn], without_cap: dict[int, Result]) -> None:
     print("\nno cap")
     for name, rate in bars.items():
         print(f"{name:>20} {'#' * round(rate * BAR):<{BAR}} {rate:.1%}")
-
-
-def stages(mine: bool) -> Stages:
-    """The reference, or what the reader has."""
-    workbook = open_workbook()
-    if not mine:
-        return Stages()
-    if not workbook.has(CHAPTER):
-        sys.exit(f"you have not started it: python -m chapters start {CHAPTER.number}")
-    return Stages({each.name: workbook.file(each) for each in all_chapters() if workbook.has(each)})
 
 
 def workload() -> list[Turn]:
