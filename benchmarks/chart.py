@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 36, 48
+_LABEL = 24  # a label's width and the gap to the next
 _COLOURS = ("#3f87d9", "#d9772b", "#2f9e6e", "#b0559e")
 _GREY = "#808890"
 
@@ -32,7 +33,7 @@ def line_chart(
 ) -> str:
     """The SVG text. y begins at 0; x is spaced by value, or by its logarithm.
 
-    x_labels   what stands below each x
+    x_labels   what stands below each x, where there is room
     """
     places = [log10(x) for x in xs] if logarithmic else list(xs)
     top = _round_up(max(max(line.ys) for line in lines))
@@ -53,8 +54,12 @@ def line_chart(
             ' stroke-opacity="0.35"/>'
         )
         parts.append(_text(_LEFT - 8, y_of(y) + 4, f"{y:g}", "end"))
+    end = 0.0
     for place, label in zip(places, x_labels, strict=True):
-        parts.append(_text(x_of(place), _HEIGHT - _BOTTOM + 18, label))
+        if x_of(place) - end < _LABEL:
+            continue  # it would touch the one before it; its point is drawn all the same
+        end = x_of(place)
+        parts.append(_text(end, _HEIGHT - _BOTTOM + 18, label))
     for i, line in enumerate(lines):
         colour = _COLOURS[i % len(_COLOURS)]
         points = [(x_of(place), y_of(y)) for place, y in zip(places, line.ys, strict=True)]

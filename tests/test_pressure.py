@@ -155,3 +155,13 @@ def test_a_chart_has_a_point_for_each_figure():
     xs = [float(circle.get("cx")) for circle in circles]
     assert len(xs) == 3
     assert xs[2] - xs[1] == pytest.approx(xs[1] - xs[0])
+
+
+def test_labels_of_a_chart_do_not_touch():
+    svg = line_chart(
+        "t", "x", "y", [10, 15, 200], [Line("a", [1, 1, 1])], x_labels=["10", "15", "200"]
+    )
+    assert ">10<" in svg
+    assert ">15<" not in svg
+    assert ">200<" in svg
+    assert svg.count("<circle") == 3
