@@ -19,7 +19,7 @@ class CacheUse(RuleBasedStateMachine):
     pool         the CachingBlockManager
     slots        what stands in each of its slots
     running      sequences that hold blocks
-    weak         its hash function has two values only: collisions may cost hits, never a value
+    weak         its hash function has one or two values: collisions may cost hits, never a value
     """
 
     ch01: Any
@@ -59,13 +59,15 @@ class CacheUse(RuleBasedStateMachine):
         num_blocks=st.integers(2, 6),
         block_size=st.sampled_from([1, 2, 2, 3]),
         share=st.sampled_from([1.0, 1.0, 0.5, 0.2]),
-        weak=st.booleans(),
+        num_hashes=st.sampled_from([None, None, 1, 2]),
     )
-    def make(self, num_blocks: int, block_size: int, share: float, weak: bool) -> None:
-        """A pool of any size, and no sequence."""
-        hashing = {"hash_function": lambda data: bytes([sum(data) % 2])} if weak else {}
-        self.weak = weak
-        self.pool = self.ch06.CachingBlockManager(num_blocks, block_size, share, **hashing)
+    def make(self, num_blocks: int, block_size: int, share: float, num_hashes: int | None) -> None:
+        """A pool of any size, and no sequence; its hash function may have few values."""
+        self.weak = num_hashes is not None
+        hashing = {"hash_function": lambda data: bytes([sum(data) % num_hashes])}
+        self.pool = self.ch06.CachingBlockManager(
+            num_blocks, block_size, share, **hashing if self.weak else {}
+        )
         self.slots = Slots(self.pool)
         self.running: list[Any] = []
         self.texts: list[Any] = [([0, 257], ("",))]
@@ -123,7 +125,7 @@ class CacheUse(RuleBasedStateMachine):
         """What chance seldom brings, once."""
         # The hits are the oldest idle blocks, and room must be made; then a refusal with idle hits.
         cache = cls()
-        cache.make(num_blocks=4, block_size=2, share=1.0, weak=False)
+        cache.make(num_blocks=4, block_size=2, share=1.0, num_hashes=None)
         for prompt in ([1, 2, 3, 4], [5, 6, 7, 8]):
             cache.start(prompt, ("",), 99)
             cache.free(0)
@@ -134,18 +136,44 @@ class CacheUse(RuleBasedStateMachine):
         cache.everything()
         # Half of the pool may stay idle: of four full blocks two stay.
         cache = cls()
-        cache.make(num_blocks=4, block_size=2, share=0.5, weak=False)
+        cache.make(num_blocks=4, block_size=2, share=0.5, num_hashes=None)
         cache.start([1, 2, 3, 4, 5, 6, 7, 8], ("",), 99)
         cache.free(0)
         cache.everything()
         # Two compute the same prompt side by side: one of them publishes.
         cache = cls()
-        cache.make(num_blocks=6, block_size=2, share=1.0, weak=False)
+        cache.make(num_blocks=6, block_size=2, share=1.0, num_hashes=None)
         for _ in range(2):
             cache.start([1, 2, 3, 4, 5], ("",), 1)
         for which in (0, 1):
             cache.go_on(which, 1)
             cache.everything()
+        # One of two readers of a prefix ends, then the other.
+        cache = cls()
+        cache.make(num_blocks=6, block_size=2, share=1.0, num_hashes=None)
+        for _ in range(2):
+            cache.start([1, 2, 3, 4, 5], ("",), 99)
+        for _ in range(2):
+            cache.free(0)
+            cache.everything()
+        # What only looks alike: other fields before the same tokens, tokens with the same last
+        # byte, two tokens at another place. The second time all hashes are equal.
+        for num_hashes in (None, 1):
+            cache = cls()
+            cache.make(num_blocks=12, block_size=2, share=1.0, num_hashes=num_hashes)
+            for prompt in ([1, 2, 3], [257, 2, 3], [1, 2, 1, 2, 3]):
+                for fields in (("a", "b"), ("ab",)):
+                    cache.start(prompt, fields, 99)
+                    cache.everything()
+                    cache.reset()
+                    cache.free(0)
+        # The first block collides, the block behind it does not.
+        for last in (1, 2):
+            cache = cls()
+            cache.make(num_blocks=6, block_size=2, share=1.0, num_hashes=2)
+            for prompt in ([1, 2], [2, 1, 1, last]):
+                cache.start(prompt, ("",), 99)
+                cache.everything()
 
     def _compute(self, sequence: Any, num_new: int, hits: list[int]) -> bool:
         size = self.pool.block_size

@@ -54,6 +54,23 @@ class EngineUse:
         check_outputs(scheduler, sequences)
         return self.num_computed
 
+    @classmethod
+    def play_rare_cases(cls) -> None:
+        """What chance seldom brings, once."""
+        turns = [list(range(n)) for n in (4, 8, 12, 16)]
+        # Two turns of one conversation at once: they share more than the block that is cached.
+        cls(6, 24, 3).serve([(0, turns[0]), (2, turns[1]), (2, turns[2])])
+        # Equal prompts of one block: neither may use it, for one token must be computed.
+        cls(6, 24, 2).serve([(1, turns[0]), (1, turns[0])])
+        # A prompt of 16 tokens, 12 of them cached, beside one of 12: 16 are left to compute.
+        cls(16, 24, 3).serve([(0, turns[2] + [1]), (5, [7] * 12), (5, turns[3])])
+        # Who waits for a prefix is passed over, and comes first again in the next step.
+        cls(6, 24, 3).serve([(0, turns[0]), (0, turns[1]), (0, [0])])
+        one = (0, [0])
+        cls(6, 24, 2).serve([one, one, one, one, (0, turns[0]), (0, turns[1]), one, one])
+        # The pool has room for the new blocks only if the hits are not counted among them.
+        cls(6, 24, 5).serve([one, one, one, one, (0, [0, *[1] * 7])])
+
     def _step(self) -> None:
         scheduler = self.scheduler
         decoding = [sequence for sequence in scheduler.running if sequence.is_decoding]

@@ -226,6 +226,7 @@ def engine_is_right(stages: Any) -> None:
     assert computed == 10 + 2 + 2 + 2, f"a shared prefix of 8: {computed} computed, not 16"
     # The second prompt does not fit into what the first leaves of the budget; the third would.
     Engine(16, 24, 3).serve([(0, [1] * 20), (0, [2] * 10), (0, [3] * 2)])
+    Engine.play_rare_cases()
 
     @SEARCH
     @given(
