@@ -74,7 +74,7 @@ MUTANTS = (
             ("            self.slots.check_read(sequence, sequence.num_computed_tokens)\n", ""),
             ("            self.slots.check_read(sequence, end)\n", ""),
             ("                assert known == context, ", "                assert known, "),
-            ("            for fields, tokens in contents:\n", "            for fields, tokens in ():\n"),
+            ("            for fields, tokens in contents:", "            for fields, tokens in ():"),
         ),
     ),
     Mutant(

@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-# The same examples every time, few enough to wait for; play_rare_cases() has what they seldom bring.
+# The same examples every time, few enough to wait for; play_rare_cases() has what they rarely hit.
 # On wrong code the first failure is enough: no time goes into making it shorter.
 SEARCH = settings(
     max_examples=100,
