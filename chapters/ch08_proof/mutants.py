@@ -74,7 +74,10 @@ MUTANTS = (
             ("            self.slots.check_read(sequence, sequence.num_computed_tokens)\n", ""),
             ("            self.slots.check_read(sequence, end)\n", ""),
             ("                assert known == context, ", "                assert known, "),
-            ("            for fields, tokens in contents:", "            for fields, tokens in ():"),
+            (
+                "            for fields, tokens in contents:",
+                "            for fields, tokens in ():",
+            ),
         ),
     ),
     Mutant(
