@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.core.block_keys import BlockKeyChain, default_hash, encode_key_fields
+from minivllm.core.block_keys import BlockKeyChain, default_hash, encode_key_fields, name_of
 from minivllm.errors import InvalidRequestError
 
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=40)
@@ -12,7 +12,13 @@ fields = st.lists(st.one_of(field, st.tuples(field, field)), max_size=3).map(tup
 
 def chain(token_ids, key_fields=(), block_size=4):
     keys = BlockKeyChain(block_size, encode_key_fields(key_fields), default_hash)
-    return list(keys.extend(token_ids))
+    keys.extend(token_ids)
+    return pairs(keys)
+
+
+def pairs(keys):
+    """(hash, content) of each block."""
+    return list(zip(keys.hashes, keys.contents, strict=True))
 
 
 def test_only_full_blocks_have_a_key():
@@ -34,7 +40,22 @@ def test_keys_do_not_depend_on_how_the_tokens_arrived(token_ids, size, data):
     grown = BlockKeyChain(size, encode_key_fields(()), default_hash)
     for cut in sorted(data.draw(st.lists(st.integers(0, len(token_ids)), max_size=4))):
         grown.extend(token_ids[:cut])
-    assert list(grown.extend(token_ids)) == whole
+    grown.extend(token_ids)
+    assert pairs(grown) == whole
+
+
+@given(st.one_of(st.binary(), st.integers()), st.one_of(st.binary(), st.integers()), fields)
+def test_no_two_parents_have_one_name(one, other, key_fields):
+    assert (name_of(one) == name_of(other)) == (one == other)
+    assert name_of(one)[:1] != encode_key_fields(key_fields)[:1]
+
+
+@pytest.mark.parametrize("value", [b"()", b"same", "()", 0])
+def test_a_block_behind_another_is_no_first_block_whatever_the_hash_says(value):
+    keys = BlockKeyChain(1, encode_key_fields(()), lambda data: value)
+    keys.extend([7, 7, 7])
+    first, second, third = keys.contents
+    assert first != second == third, "one hash is one parent"
 
 
 @given(tokens, tokens)
@@ -62,8 +83,8 @@ def test_different_fields_give_different_bytes(one, other):
 def test_different_fields_change_every_key(one, other):
     token_ids = list(range(8))
     if repr(one) != repr(other):
-        pairs = zip(chain(token_ids, one), chain(token_ids, other), strict=True)
-        assert all(a.hash != b.hash for a, b in pairs)
+        keys = zip(chain(token_ids, one), chain(token_ids, other), strict=True)
+        assert all(a[0] != b[0] and a[1] != b[1] for a, b in keys)
 
 
 def test_a_field_cannot_imitate_two_fields():

@@ -26,7 +26,7 @@ def pool_state(kv, sequences):
         list(kv.blocks.ref_counts),
         kv.blocks.free_order(),
         kv.cache.lru_order(),
-        [(list(s.block_table), list(s.cached_blocks), s.num_computed_tokens) for s in sequences],
+        [(list(s.block_table), s.num_published_blocks, s.num_computed_tokens) for s in sequences],
     )
 
 
@@ -181,7 +181,7 @@ class EngineMachine(RuleBasedStateMachine):
         known = [*scheduler.waiting, *scheduler.running, *scheduler.finished]
         names = sorted((s.request_id, s.index) for s in known)
         assert names == sorted(self.live), "I10: a sequence was lost or doubled"
-        leaders = {id(s) for each in self.engine.kv.in_flight._leaders.values() for s in each}
+        leaders = {id(s) for s in self.engine.kv.in_flight._leaders}
         assert leaders <= {id(s) for s in scheduler.running}, "somebody waits for no one"
 
     def _unfinished(self):

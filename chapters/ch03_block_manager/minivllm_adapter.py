@@ -42,11 +42,12 @@ class BlockManager:
 
     def take(self) -> int:
         """Hand out a free block."""
-        return self.kv.blocks.take()
+        return self.kv.blocks.take(1)[0]
 
     def release(self, block: int) -> int:
         """Count one holder less."""
-        return self.kv.blocks.release(block)
+        self.kv.blocks.release([block])
+        return self.kv.blocks.ref_counts[block]
 
     def can_allocate(self, sequence: Any, num_new_tokens: int) -> bool:
         """True if allocate would succeed."""

@@ -5,15 +5,15 @@ The key and value at position p depend on all tokens 0..p, so a block is named b
 no key:
 
     prompt 1:  9 9 9 9 | 5 6 7 8        key(block 1) = H(key(block 0), 5 6 7 8)
-    prompt 2:  5 6 7 8 | 3              key(block 0) = H(root, 5 6 7 8)         another key
+    prompt 2:  5 6 7 8 | 3              key(block 0) = H(key fields, 5 6 7 8)   another key
 
-The root is made from the key fields: tagged values under which the same tokens would give other
-KV (weights version, tokenizer, position configuration, adapter) or must not be shared (salt).
+The first block stands behind the key fields: tagged values under which the same tokens would give
+other KV (weights version, tokenizer, position configuration, adapter) or must not be shared (salt).
 """
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from xxhash import xxh3_128_digest
 
@@ -26,38 +26,60 @@ HashFunction = Callable[[bytes], Any]
 default_hash: HashFunction = xxh3_128_digest
 
 
-class BlockKey(NamedTuple):
-    """One full block's key.
+class BlockKeyChain:
+    """The keys of one sequence's full blocks, first to last, each computed once.
 
-    hash    H(parent's hash + tokens): where to look
-    tokens  the block's token ids as int32 bytes: what to compare
+    hashes    hashes[i] = H(contents[i]): where to look for block i
+    contents  contents[i] = what block i stands behind + its token ids as int32: what to compare
+
+    Block size 4, no key fields, tokens 9 9 9 9 5 6 7 8 3; seven of them make one block:
+
+        i   contents[i]                   stands behind
+        0   "()"           + 9 9 9 9      the key fields
+        1   "#" + hash(0)  + 5 6 7 8      block 0, by name; see name_of()
+
+    Two lists of bytes, because a prompt of 50,000 tokens has 3,125 blocks: an object for each
+    would cost more than all of their hashes.
     """
 
-    hash: Any
-    tokens: bytes
-
-
-class BlockKeyChain:
-    """The keys of one sequence's full blocks, first to last, each computed once."""
-
     def __init__(self, block_size: int, fields: bytes, hash_function: HashFunction) -> None:
-        self.fields = fields
-        self.keys: list[BlockKey] = []
         self.block_size = block_size
+        self.hashes: list[Any] = []
+        self.contents: list[bytes] = []
         self._hash = hash_function
-        self._last_hash = hash_function(b"root" + fields)
+        self._parent = fields
 
-    def extend(self, token_ids: Sequence[int]) -> list[BlockKey]:
-        """Add the keys of blocks that have become full, and return all keys.
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Add the keys of blocks that have become full.
 
         `token_ids` begin with the tokens of earlier calls: O(new blocks), not O(tokens).
         """
         size = self.block_size
-        for start in range(len(self.keys) * size, len(token_ids) - size + 1, size):
-            tokens = array("i", token_ids[start : start + size]).tobytes()
-            self._last_hash = self._hash(_as_bytes(self._last_hash) + tokens)
-            self.keys.append(BlockKey(self._last_hash, tokens))
-        return self.keys
+        start, end = len(self.hashes) * size, len(token_ids) // size * size
+        if start == end:
+            return
+        tokens = array("i", token_ids[start:end])
+        width = size * tokens.itemsize
+        parent, new, hash_function = self._parent, tokens.tobytes(), self._hash
+        for first in range(0, len(new), width):
+            content = parent + new[first : first + width]
+            block_hash = hash_function(content)
+            parent = name_of(block_hash)
+            self.contents.append(content)
+            self.hashes.append(block_hash)
+        self._parent = parent
+
+
+def name_of(block_hash: Any) -> bytes:
+    """The bytes with which the contents of a block's children begin.
+
+    A hash function returns bytes, or an int as Python's own `hash` does. Different hashes have
+    different names, and none begins as key fields do, which are the repr of a tuple.
+
+    >>> name_of(b"12"), name_of(12)
+    (b'#12', b'=12')
+    """
+    return b"#" + block_hash if isinstance(block_hash, bytes) else f"={block_hash!r}".encode()
 
 
 def encode_key_fields(fields: tuple[Any, ...]) -> bytes:
@@ -80,8 +102,3 @@ def _check_fields(value: Any) -> None:
             f"key field {value!r} is a {type(value).__name__}; it must be a str, bytes, int, bool,"
             " None, or a tuple of these"
         )
-
-
-def _as_bytes(value: Any) -> bytes:
-    """Accept a hash function that returns an int, as Python's own `hash` does."""
-    return value if isinstance(value, bytes) else repr(value).encode()

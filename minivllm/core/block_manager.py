@@ -38,30 +38,42 @@ class BlockManager:
         """Free block ids, the next one to be taken first."""
         return self._free[::-1]
 
-    def take(self) -> int:
-        """Hand out a free block with a count of 1. Raises BlockError if there is none."""
-        if not self._free:
-            raise BlockError(f"all {self.num_blocks} blocks are in use or cached: none is free")
-        block = self._free.pop()
-        self.ref_counts[block] = 1
-        return block
+    def take(self, num_blocks: int) -> list[int]:
+        """Hand out free blocks with a count of 1 each.
 
-    def reference(self, block: int) -> int:
-        """Count one more holder of a block that has one, and return the count."""
-        if self.ref_counts[block] == 0:
-            raise BlockError(f"block {block} is free: only take() may hand it out (I2)")
-        self.ref_counts[block] += 1
-        return self.ref_counts[block]
-
-    def release(self, block: int) -> int:
-        """Count one holder less, and return the count; at 0 the block is free.
-
-        Raises BlockError if nobody holds the block: somebody released it twice (I2).
+        Raises BlockError, and hands out none, if there are not so many.
         """
-        count = self.ref_counts[block]
-        if count == 0:
-            raise BlockError(f"block {block} is free already: released twice (I2)")
-        self.ref_counts[block] = count - 1
-        if count == 1:
-            self._free.append(block)
-        return count - 1
+        if num_blocks > len(self._free):
+            raise BlockError(
+                f"{num_blocks} blocks are asked for, {self.num_free} of {self.num_blocks} are free:"
+                " the others are in use or cached"
+            )
+        taken = [self._free.pop() for _ in range(num_blocks)]
+        for block in taken:
+            self.ref_counts[block] = 1
+        return taken
+
+    def reference(self, blocks: list[int]) -> None:
+        """Count one more holder of each of these blocks, which have one."""
+        self._check_held(blocks, "is free: only take() may hand it out (I2)")
+        for block in blocks:
+            self.ref_counts[block] += 1
+
+    def release(self, blocks: list[int]) -> None:
+        """Count one holder less of each of these blocks; at 0 a block is free.
+
+        Raises BlockError, and changes nothing, if nobody holds one of them, or if it is there
+        twice: somebody releases it twice (I2).
+        """
+        self._check_held(blocks, "is free already: released twice (I2)")
+        if len(set(blocks)) < len(blocks):
+            raise BlockError(f"a block is released twice at once (I2): {blocks}")
+        for block in blocks:
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                self._free.append(block)
+
+    def _check_held(self, blocks: list[int], problem: str) -> None:
+        counts = [self.ref_counts[block] for block in blocks]
+        if 0 in counts:
+            raise BlockError(f"block {blocks[counts.index(0)]} {problem}")

@@ -1,40 +1,36 @@
 """Which prefix blocks are being computed right now, so that nobody computes them twice.
 
 Ten requests with one new prefix arrive together. The first becomes the leader; the other nine
-find its keys here, wait a step, and then find its blocks in the cache. A prefix may have several
+find its blocks here, wait a step, and then find them in the cache. A prefix may have several
 leaders: who does not read the cache computes what another one computes. While one of them is
 left, it is worth waiting.
 """
 
-from minivllm.core.block_keys import BlockKey
+from minivllm.core.block_keys import BlockKeyChain
 from minivllm.core.sequence import Sequence
 
 
 class InFlight:
-    """Block-key hash -> the running sequences that will publish that block."""
+    """Running sequence -> how many leading blocks of it are published, or will be."""
 
     def __init__(self) -> None:
-        self._leaders: dict[object, set[Sequence]] = {}
+        self._leaders: dict[Sequence, int] = {}
 
     def announce(self, sequence: Sequence, num_blocks: int) -> None:
-        """`sequence` runs and will publish its blocks [0, num_blocks) as it computes them.
+        """`sequence` runs and will publish its blocks [0, num_blocks) as it computes them."""
+        self._leaders[sequence] = num_blocks
 
-        Called in each step, costs only what is new: blocks that are published already or were
-        announced before are passed over.
+    def has(self, keys: BlockKeyChain, i: int) -> bool:
+        """True if a running sequence will publish block `i` of this chain.
+
+        Equal contents stand at the same place in two chains, unless hashes collide. Who does not
+        wait then computes it again: slower, not wrong. Asks every leader: O(running sequences).
         """
-        first = max(sequence.num_announced_blocks, len(sequence.cached_blocks))
-        for key in sequence.keys.keys[first:num_blocks]:
-            self._leaders.setdefault(key.hash, set()).add(sequence)
-        sequence.num_announced_blocks = max(first, num_blocks)
+        return any(
+            i < num_blocks and leader.keys.contents[i] == keys.contents[i]
+            for leader, num_blocks in self._leaders.items()
+        )
 
-    def has(self, key: BlockKey) -> bool:
-        """True if a running sequence computes the block of this key and will publish it."""
-        return key.hash in self._leaders
-
-    def withdraw(self, sequence: Sequence, first_block: int, end_block: int) -> None:
-        """Blocks [first_block, end_block) of `sequence` are published, or will not be."""
-        for key in sequence.keys.keys[first_block:end_block]:
-            leaders = self._leaders.get(key.hash, set())
-            leaders.discard(sequence)
-            if not leaders:
-                self._leaders.pop(key.hash, None)
+    def withdraw(self, sequence: Sequence) -> None:
+        """All that `sequence` has announced is published, or will not be."""
+        self._leaders.pop(sequence, None)

@@ -13,11 +13,11 @@ from time import perf_counter
 from typing import NamedTuple
 
 from minivllm.config import EngineConfig
-from minivllm.core.block_keys import BlockKey, BlockKeyChain, default_hash, encode_key_fields
+from minivllm.core.block_keys import BlockKeyChain, default_hash, encode_key_fields
 from minivllm.core.block_manager import BlockManager, blocks_for
 from minivllm.core.in_flight import InFlight
 from minivllm.core.metrics import Metrics
-from minivllm.core.prefix_cache import CachedBlock, PrefixCache
+from minivllm.core.prefix_cache import PrefixCache
 from minivllm.core.sequence import CachePolicy, Sequence
 from minivllm.core.trace import Trace
 
@@ -30,7 +30,7 @@ class Match(NamedTuple):
                publish it: who waits a step will find it
     """
 
-    hits: list[CachedBlock]
+    hits: list[int]
     in_flight: bool
 
 
@@ -80,35 +80,28 @@ class KVCache:
         if not sequence.policy.read:
             return Match([], False)
         started = perf_counter()
-        keys = sequence.keys.extend(sequence.token_ids)
+        keys, cache = sequence.keys, self.cache
+        keys.extend(sequence.token_ids)
         limit = min((sequence.num_tokens - 1) // self.block_size, self._num_cacheable(sequence))
+        # Who waits looks up in every step. What it found is there still if nothing was forgotten.
+        if sequence.num_forgotten < cache.num_forgotten:
+            sequence.num_forgotten = cache.num_forgotten
+            sequence.matched_blocks = []
         hits = sequence.matched_blocks
-        # Who waits looks up in every step. A cached block's parents are cached too, so it is
-        # enough to go back to the last hit that is still there, and on from it.
-        while hits and self.cache.at(hits[-1].block) is not hits[-1]:
-            hits.pop()
-        for key in keys[len(hits) : limit]:
-            parent = hits[-1] if hits else None
-            found = self.cache.find(key, parent, sequence.keys.fields)
-            if found is None:
-                break
-            hits.append(found)
-        is_next_in_flight = len(hits) < limit and self.in_flight.has(keys[len(hits)])
+        hits += cache.find(keys, len(hits), limit)
+        is_next_in_flight = len(hits) < limit and self.in_flight.has(keys, len(hits))
         self._metrics.lookup_seconds += perf_counter() - started
         return Match(list(hits), is_next_in_flight)
 
-    def can_allocate(
-        self, sequence: Sequence, num_new_tokens: int, hits: list[CachedBlock]
-    ) -> bool:
+    def can_allocate(self, sequence: Sequence, num_new_tokens: int, hits: list[int]) -> bool:
         """Would `allocate` succeed? Changes nothing."""
-        # A hit that is idle now counts as usable, but will be referenced, not taken.
-        num_idle_hits = sum(self.cache.is_idle(hit.block) for hit in hits)
         num_missing = self._num_missing(sequence, num_new_tokens, hits)
-        return num_missing <= self.num_usable - num_idle_hits
+        # A hit that is idle now counts as usable, but will be referenced, not taken.
+        return num_missing <= self.num_usable - self.cache.count_idle(hits)
 
     # Actions
 
-    def allocate(self, sequence: Sequence, num_new_tokens: int, hits: list[CachedBlock]) -> bool:
+    def allocate(self, sequence: Sequence, num_new_tokens: int, hits: list[int]) -> bool:
         """Give `sequence` its cached prefix and the blocks to compute `num_new_tokens` more.
 
         `hits` are what match() found, head first; empty for a sequence that already runs.
@@ -122,16 +115,14 @@ class KVCache:
                          2     8   ceil(8/4) = 2            0
                          3     9   ceil(9/4) = 3            1
         """
-        if not self.can_allocate(sequence, num_new_tokens, hits):
-            return False
         num_missing = self._num_missing(sequence, num_new_tokens, hits)
+        if num_missing and not self.can_allocate(sequence, num_new_tokens, hits):
+            return False
         # Hits first: once referenced they are no longer idle, so making room cannot take them.
-        self._reference(sequence, hits)
-        self._make_room(num_missing)
-        for _ in range(num_missing):
-            block = self.blocks.take()
-            sequence.block_table.append(block)
-            self._note("allocate", block, sequence)
+        if hits:
+            self._reference(sequence, hits)
+        if num_missing:
+            self._take(sequence, num_missing)
         self._announce(sequence)
         return True
 
@@ -145,7 +136,7 @@ class KVCache:
         self._trace.record("write", sequence, start=sequence.num_computed_tokens, end=end)
         sequence.num_computed_tokens = end
         num_blocks = self._num_publishable(sequence)
-        if num_blocks > len(sequence.cached_blocks):
+        if num_blocks > sequence.num_published_blocks:
             started = perf_counter()
             self._publish(sequence, num_blocks)
             self._metrics.publish_seconds += perf_counter() - started
@@ -156,11 +147,9 @@ class KVCache:
 
     def free(self, sequence: Sequence) -> None:
         """Let go of all blocks. What is published stays in the cache until it is evicted."""
-        num_published = len(sequence.cached_blocks)
-        self.in_flight.withdraw(sequence, num_published, sequence.num_announced_blocks)
+        self.in_flight.withdraw(sequence)
         self._release(sequence, 0)
-        sequence.cached_blocks.clear()
-        sequence.num_announced_blocks = 0
+        sequence.num_published_blocks = 0
         sequence.num_computed_tokens = 0
         sequence.may_publish = sequence.policy.write
 
@@ -168,8 +157,7 @@ class KVCache:
         """Forget everything cached. False, and nothing changed, while a sequence holds blocks."""
         if self.num_in_use > 0:
             return False
-        while self.cache.num_idle:
-            self._evict("reset")
+        self._evict(self.cache.num_idle, "reset")
         return True
 
     # What the actions are made of
@@ -187,88 +175,94 @@ class KVCache:
         num_full = sequence.num_computed_tokens // self.block_size
         return min(num_full, self._num_cacheable(sequence))
 
-    def _num_missing(self, sequence: Sequence, num_new_tokens: int, hits: list[CachedBlock]) -> int:
+    def _num_missing(self, sequence: Sequence, num_new_tokens: int, hits: list[int]) -> int:
         """Blocks that are in neither the table nor the hits, but are needed to compute so far."""
         end = sequence.num_computed_tokens + len(hits) * self.block_size + num_new_tokens
         return blocks_for(end, self.block_size) - len(sequence.block_table) - len(hits)
 
-    def _reference(self, sequence: Sequence, hits: list[CachedBlock]) -> None:
-        for hit in hits:
-            self.blocks.reference(hit.block)
-            self.cache.mark_used(hit.block)
-            sequence.block_table.append(hit.block)
-            sequence.cached_blocks.append(hit)
-            self._note("reference", hit.block, sequence, hit.key)
-        sequence.num_computed_tokens += len(hits) * self.block_size
+    def _reference(self, sequence: Sequence, hits: list[int]) -> None:
+        self.blocks.reference(hits)
+        self.cache.mark_used(hits)
+        sequence.block_table += hits
+        sequence.num_published_blocks = len(hits)
+        sequence.num_computed_tokens = len(hits) * self.block_size
+        self._note("reference", hits, sequence)
+
+    def _take(self, sequence: Sequence, num_blocks: int) -> None:
+        self._make_room(num_blocks)
+        taken = self.blocks.take(num_blocks)
+        sequence.block_table += taken
+        self._note("allocate", taken, sequence)
 
     def _announce(self, sequence: Sequence) -> None:
-        """Tell others which blocks this running sequence is about to publish."""
-        if not sequence.may_publish:
-            return
-        keys = sequence.keys.extend(sequence.token_ids)
-        self.in_flight.announce(sequence, min(len(keys), self._num_cacheable(sequence)))
+        """Tell others which blocks this running sequence will publish, if any are left."""
+        num_full = len(sequence.token_ids) // self.block_size
+        num_blocks = min(num_full, self._num_cacheable(sequence))
+        if sequence.may_publish and num_blocks > sequence.num_published_blocks:
+            sequence.keys.extend(sequence.token_ids)
+            self.in_flight.announce(sequence, num_blocks)
+        else:
+            self.in_flight.withdraw(sequence)
 
     def _make_room(self, num_blocks: int) -> None:
-        while self.blocks.num_free < num_blocks:
-            self._evict("evict")
+        num_missing = num_blocks - self.blocks.num_free
+        if num_missing > 0:
+            self._evict(num_missing, "evict")
 
-    def _evict(self, event: str) -> None:
-        cached = self.cache.forget_oldest()
-        self._metrics.evicted_blocks += event == "evict"
-        self.blocks.release(cached.block)
-        self._note(event, cached.block, None, cached.key)
+    def _evict(self, num_blocks: int, event: str) -> None:
+        oldest = self.cache.oldest(num_blocks)
+        self.blocks.release(oldest)
+        self._note(event, oldest)
+        self.cache.forget(oldest)
+        if event == "evict":
+            self._metrics.evicted_blocks += num_blocks
 
-    def _note(
-        self, event: str, block: int, sequence: Sequence | None, key: BlockKey | None = None
-    ) -> None:
-        count = self.blocks.ref_counts[block]
-        self._trace.record(event, sequence, block=block, ref_count=count, key=key)
+    def _note(self, event: str, blocks: list[int], sequence: Sequence | None = None) -> None:
+        self._trace.record(event, sequence, blocks=blocks, kv=self)
 
     def _publish(self, sequence: Sequence, end_block: int) -> None:
-        """Make blocks [len(cached_blocks), end_block) findable; one key, one block."""
-        first = len(sequence.cached_blocks)
-        keys = sequence.keys.extend(sequence.token_ids)
-        for i in range(first, end_block):
-            parent = sequence.cached_blocks[-1] if sequence.cached_blocks else None
-            block = sequence.block_table[i]
-            cached = self.cache.publish(block, keys[i], parent, sequence.keys.fields)
-            if cached is None:
-                # Its children could only be published behind a parent that is not cached.
-                sequence.may_publish = False
-                end_block = sequence.num_announced_blocks
-                break
-            sequence.cached_blocks.append(cached)
-            if cached.block == block:
-                self.blocks.reference(block)
-                self._note("publish", block, sequence, cached.key)
-            else:
-                self._swap(sequence, i, cached)
-        self.in_flight.withdraw(sequence, first, end_block)
+        """Make blocks [num_published_blocks, end_block) findable; one key, one block.
 
-    def _swap(self, sequence: Sequence, i: int, cached: CachedBlock) -> None:
-        """Take the block that is cached already, and release the equal one just computed.
+        Cached already are only the first of them, if any: behind a block that is not cached, none
+        is. Nor can any be published behind a block whose hash collides.
+        """
+        keys, table = sequence.keys, sequence.block_table
+        keys.extend(sequence.token_ids)
+        cached = self.cache.find(keys, sequence.num_published_blocks, end_block)
+        self._swap(sequence, cached)
+        first = sequence.num_published_blocks + len(cached)
+        end = first + self.cache.publish(table[first:end_block], keys, first)
+        self.blocks.reference(table[first:end])
+        self._note("publish", table[first:end], sequence)
+        sequence.num_published_blocks = end
+        sequence.may_publish = end == end_block
+        self._announce(sequence)
+
+    def _swap(self, sequence: Sequence, cached: list[int]) -> None:
+        """Take the blocks that are cached already, and release the equal ones just computed.
 
         So whoever holds a cached block holds its parents, and none of them can be evicted
         before it.
         """
-        self.blocks.reference(cached.block)
-        self.cache.mark_used(cached.block)
-        own, sequence.block_table[i] = sequence.block_table[i], cached.block
-        self._note("swap", cached.block, sequence, cached.key)
-        self.blocks.release(own)
-        self._note("release", own, sequence)
+        self.blocks.reference(cached)
+        self.cache.mark_used(cached)
+        for i, block in enumerate(cached, sequence.num_published_blocks):
+            own, sequence.block_table[i] = sequence.block_table[i], block
+            self._note("swap", [block], sequence)
+            self.blocks.release([own])
+            self._note("release", [own], sequence)
 
     def _release(self, sequence: Sequence, keep: int) -> None:
         """Release the table down to its first `keep` blocks, tail first.
 
         The tail becomes idle before its parents do, so it is evicted before them.
         """
-        while len(sequence.block_table) > keep:
-            block = sequence.block_table.pop()
-            count = self.blocks.release(block)
-            cached = self.cache.at(block)
-            self._note("release", block, sequence, cached.key if cached else None)
-            if count == 1 and cached is not None:
-                self.cache.mark_idle(block)
-        while self.cache.num_idle > self._max_idle:
-            self._evict("evict")
+        released = sequence.block_table[keep:][::-1]
+        self.blocks.release(released)
+        del sequence.block_table[keep:]
+        self._note("release", released, sequence)
+        counts = self.blocks.ref_counts
+        self.cache.mark_idle(block for block in released if counts[block] == 1)
+        num_too_many = self.cache.num_idle - self._max_idle
+        if num_too_many > 0:
+            self._evict(num_too_many, "evict")

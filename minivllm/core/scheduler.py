@@ -24,7 +24,6 @@ from minivllm.config import EngineConfig
 from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence
 from minivllm.core.kv_cache import KVCache
 from minivllm.core.metrics import Metrics
-from minivllm.core.prefix_cache import CachedBlock
 from minivllm.core.sequence import Sequence, SequenceState
 from minivllm.core.trace import Trace
 
@@ -165,7 +164,7 @@ class Scheduler:
             num_seen += 1
         self.waiting[:num_seen] = passed_over
 
-    def _admit(self, sequence: Sequence, hits: list[CachedBlock]) -> bool:
+    def _admit(self, sequence: Sequence, hits: list[int]) -> bool:
         """Give a waiting sequence its hits and the blocks of its first chunk.
 
         Only if the pool has room for all of it, as far as it is known: a long prompt that is

@@ -19,7 +19,6 @@ from typing import Any
 
 from minivllm.core.batch import TokenLogprobs
 from minivllm.core.block_keys import BlockKeyChain
-from minivllm.core.prefix_cache import CachedBlock
 from minivllm.sampling_params import SamplingParams
 
 
@@ -57,11 +56,11 @@ class Sequence:
     num_cached_tokens     prompt tokens found in the cache when first admitted; None before
     block_table           logical block -> physical block; covers what is computed, and during
                           a step what is being computed
-    cached_blocks         what the cache holds of the table's head: cached_blocks[i] is
-                          published in block_table[i]
+    num_published_blocks  so many leading blocks of the table are cached, with this sequence's
+                          keys: hits, or published by itself
     matched_blocks        what the last lookup found; the next one goes on from there
+    num_forgotten         what the cache had forgotten by then: if it is more now, from block 0
     may_publish           its policy lets it, and no hash collision has broken its chain
-    num_announced_blocks  how many of its blocks stand in the in-flight table, or have stood
     """
 
     request_id: str
@@ -76,10 +75,10 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None
     block_table: list[int] = field(default_factory=list)
-    cached_blocks: list[CachedBlock] = field(default_factory=list)
-    matched_blocks: list[CachedBlock] = field(default_factory=list)
+    num_published_blocks: int = 0
+    matched_blocks: list[int] = field(default_factory=list)
+    num_forgotten: int = 0
     may_publish: bool = field(init=False)
-    num_announced_blocks: int = 0
     finish_reason: str | None = None
     error: str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -111,7 +110,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """True if all but the newest token, which it generated itself, is computed."""
-        return self.num_output_tokens > 0 and self.num_computed_tokens == self.num_tokens - 1
+        num_tokens = len(self.token_ids)
+        return num_tokens > self.num_prompt_tokens and self.num_computed_tokens == num_tokens - 1
 
     def stop_reason(self, eos_token_ids: Container[int], max_model_len: int) -> str | None:
         """Why the newest token ends the output: "stop", "length", or None if it does not.

@@ -34,13 +34,14 @@ class Trace:
     def record(self, event: str, sequence: Sequence | None = None, **details: Any) -> None:
         """`event` happened to `sequence`, if it happened to one.
 
-        Block events bring `block`, the `ref_count` it has now, and its `key` if it has one. The
-        step event brings the scheduler. Nothing is worked out here, because no trace may be on.
+        Block events bring `blocks`, to which it happened in this order, and the `kv` that knows
+        of each its count and its hash: one call, however many blocks. The step event brings the
+        scheduler. Nothing is worked out here, because no trace may be on.
         """
 
 
 class TraceRecorder(Trace):
-    """Writes every event as one JSON line through `write_line`, which gets it without newline."""
+    """Writes every event as JSON lines through `write_line`, which gets them without newline."""
 
     def __init__(
         self, write_line: Callable[[str], object], config: EngineConfig, num_kv_blocks: int
@@ -53,17 +54,17 @@ class TraceRecorder(Trace):
         self._emit({"format": FORMAT, **sizes, **budget})
 
     def record(self, event: str, sequence: Sequence | None = None, **details: Any) -> None:
-        """Write one line: the event, whose it is, and what a reader wants to know of it."""
+        """Write what a reader wants to know of the event: one line, or one for each block."""
         line: dict[str, Any] = {"event": event}
         if event == "step":
             self._emit(line | self._state(details["scheduler"]))
             return
         line["sequence"] = sequence.name if sequence else None
-        if "block" in details:
-            details |= self._block(event, line["sequence"], **details)
-        elif event == "match":
-            details["blocks"] = [hit.block for hit in details["blocks"]]
-        elif event == "write" and sequence:
+        if "kv" in details:
+            for block in details["blocks"]:
+                self._emit(line | self._block(event, line["sequence"], block, details["kv"]))
+            return
+        if event == "write" and sequence:
             details["blocks"] = _blocks_written(sequence, **details)
         elif event == "add" and sequence:
             details = _added(sequence)
@@ -71,16 +72,15 @@ class TraceRecorder(Trace):
             details["output_token_ids"] = sequence.output_token_ids
         self._emit(line | details)
 
-    def _block(
-        self, event: str, name: str | None, *, block: int, key: Any = None, **_: Any
-    ) -> dict[str, Any]:
-        """Who holds the block after the event, and its key for a person."""
+    def _block(self, event: str, name: str | None, block: int, kv: Any) -> dict[str, Any]:
+        """The block's count, its key for a person, and who holds it after the event."""
         holders = self._holders.setdefault(block, [])
         if event in ("allocate", "reference", "swap", "publish"):
             holders.append("cache" if event == "publish" else str(name))
         else:
             holders.remove("cache" if event in ("evict", "reset") else str(name))
-        return {"holders": list(holders), "key": None if key is None else _readable(key.hash)}
+        count, key = kv.blocks.ref_counts[block], _readable(kv.cache.hash_at(block))
+        return {"block": block, "ref_count": count, "key": key, "holders": holders}
 
     def _state(self, scheduler: Any) -> dict[str, Any]:
         """The queues, the work, and the order of the free list and of eviction."""
@@ -118,7 +118,7 @@ def _scheduled(sequence: Sequence, num_tokens: int) -> dict[str, Any]:
         "sequence": sequence.name,
         "start": sequence.num_computed_tokens,
         "end": sequence.num_computed_tokens + num_tokens,
-        "cached": len(sequence.cached_blocks) * sequence.keys.block_size,
+        "cached": sequence.num_published_blocks * sequence.keys.block_size,
         "block_table": list(sequence.block_table),
     }
 
@@ -129,5 +129,7 @@ def _blocks_written(sequence: Sequence, start: int, end: int) -> list[int]:
     return sequence.block_table[start // size : (end - 1) // size + 1]
 
 
-def _readable(key_hash: Any) -> str:
-    return key_hash.hex() if isinstance(key_hash, bytes) else str(key_hash)
+def _readable(block_hash: Any) -> str | None:
+    if isinstance(block_hash, bytes):
+        return block_hash.hex()
+    return None if block_hash is None else str(block_hash)

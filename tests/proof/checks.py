@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm.core.batch import ScheduledBatch, ScheduledSequence
+from minivllm.core.block_keys import BlockKeyChain
 from minivllm.core.invariants import check_between_steps
 from minivllm.core.kv_cache import Match
-from minivllm.core.prefix_cache import CachedBlock
 from minivllm.core.sequence import Sequence
 from minivllm.engine import LLMEngine
 from minivllm.output import RequestOutput
@@ -44,6 +44,14 @@ class Expected:
         return self.prompt + self.tokens[: self.num_tokens]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Published:
+    """One publication of a block: what its slots must hold. The same block again is another one."""
+
+    block: int
+    contexts: list[int]
+
+
 @dataclass(slots=True)
 class Moment:
     """What is remembered of the moment before a step."""
@@ -51,7 +59,7 @@ class Moment:
     running: list[tuple[Sequence, int, bool]]  # and its tokens, and whether it decodes
     num_computed: int
     num_steps: int
-    cached: set[CachedBlock]
+    cached: set[Published]
 
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:
@@ -74,30 +82,17 @@ class CacheChecks:
         self.runner = runner
         self._note = situations.note
         self._situations = situations
-        self._contexts: dict[CachedBlock, list[int]] = {}
+        self._published: dict[int, Published] = {}
         self._is_allocating = False
         self._match, kv.match = kv.match, self.match
         self._allocate, kv.allocate = kv.allocate, self.allocate
         self._can_allocate, kv.can_allocate = kv.can_allocate, self.can_allocate
         self._publish, kv.cache.publish = kv.cache.publish, self.publish
 
-    def contexts_of_block(self, cached: CachedBlock) -> list[int]:
-        """The contexts that the block's key stands for: what its slots must hold."""
-        contexts = self._contexts.get(cached)
-        if contexts is None:
-            if cached.parent is None:
-                # The bytes are the repr of the fields; the oracle knows them by it.
-                last = self.runner.contexts.root(cached.fields.decode(), self.runner.weights)
-            else:
-                last = self.contexts_of_block(cached.parent)[-1]
-            tokens = memoryview(cached.key.tokens).cast("i").tolist()
-            contexts = self._contexts[cached] = self.runner.contexts.walk(last, tokens)
-        return contexts
-
-    def cached(self) -> list[CachedBlock]:
+    def cached(self) -> list[Published]:
         """All that is cached, by block id."""
         at = self.kv.cache.at
-        return [found for block in range(self.kv.num_blocks) if (found := at(block)) is not None]
+        return [self._published[b] for b in range(self.kv.num_blocks) if at(b) is not None]
 
     def check_contents(self) -> None:
         """I6, I7: each cached block holds all of the KV that its key and its parents promise.
@@ -115,9 +110,8 @@ class CacheChecks:
     def check_own_chain(self, sequence: Sequence) -> None:
         """I7: the cached head of a table is exactly the sequence's own tokens and key fields."""
         own, size = self._own_contexts(sequence), self.kv.block_size
-        for i, cached in enumerate(sequence.cached_blocks, 1):
-            if self.contexts_of_block(cached)[-1] != own[i * size - 1]:
-                self._wrong_hit(sequence, cached, own[i * size - 1])
+        for i, block in enumerate(sequence.block_table[: sequence.num_published_blocks], 1):
+            self._check_hit(sequence, block, own[i * size - 1])
 
     def match(self, sequence: Sequence) -> Match:
         """I7, I8: what is found is exactly the longest cached prefix that may be found."""
@@ -126,12 +120,11 @@ class CacheChecks:
         if len(found.hits) * size > sequence.num_tokens - 1:
             matched = f"{len(found.hits) * size} of {sequence.num_tokens} tokens"
             raise Broken(f"I8: {sequence.name} matches {matched}: nothing is left to compute")
-        cached = {self.contexts_of_block(each)[-1]: each for each in self.cached()}
-        for i, hit in enumerate(found.hits, 1):
-            if self.contexts_of_block(hit)[-1] != own[i * size - 1]:
-                self._wrong_hit(sequence, hit, own[i * size - 1])
-            if cached.get(own[i * size - 1]) is not hit:
-                raise Broken(f"I6: {sequence.name} finds block {hit.block}, which was evicted")
+        cached = {each.contexts[-1]: each.block for each in self.cached()}
+        for i, block in enumerate(found.hits, 1):
+            self._check_hit(sequence, block, own[i * size - 1])
+            if cached.get(own[i * size - 1]) != block:
+                raise Broken(f"I6: {sequence.name} finds block {block}, which was evicted")
         num_cached = 0
         while num_cached < len(own) // size and own[(num_cached + 1) * size - 1] in cached:
             num_cached += 1
@@ -159,14 +152,12 @@ class CacheChecks:
             and self._own_contexts(other)[end - 1] == own[end - 1]
         ]
 
-    def can_allocate(
-        self, sequence: Sequence, num_new_tokens: int, hits: list[CachedBlock]
-    ) -> bool:
+    def can_allocate(self, sequence: Sequence, num_new_tokens: int, hits: list[int]) -> bool:
         """I1: yes exactly if the blocks are there. I9: asking changes nothing."""
         if self._is_allocating:
             return self._can_allocate(sequence, num_new_tokens, hits)
         kv, before = self.kv, self._state(sequence)
-        idle = set(kv.cache.lru_order()) - {hit.block for hit in hits}
+        idle = set(kv.cache.lru_order()) - set(hits)
         end = sequence.num_computed_tokens + len(hits) * kv.block_size + num_new_tokens
         held = len(sequence.block_table) + len(hits)
         missing = blocks_needed(end, kv.block_size) - held
@@ -179,7 +170,7 @@ class CacheChecks:
             raise Broken(f"I1: {there}; the answer is {answer}")
         return answer
 
-    def allocate(self, sequence: Sequence, num_new_tokens: int, hits: list[CachedBlock]) -> bool:
+    def allocate(self, sequence: Sequence, num_new_tokens: int, hits: list[int]) -> bool:
         """I9: a refusal changes nothing. I5: a grant gives the table its length."""
         if num_new_tokens < 1:
             raise Broken(f"I8: {sequence.name} is charged {num_new_tokens} tokens")
@@ -198,17 +189,27 @@ class CacheChecks:
             raise Broken(f"I5: {sequence.name} {table}")
         return done
 
-    def publish(self, *block: Any) -> CachedBlock | None:
+    def publish(self, blocks: list[int], keys: BlockKeyChain, first: int) -> int:
         """I6: what becomes findable is written at this very moment."""
-        cached = self._publish(*block)
-        if cached is None:
+        num_new, size = self._publish(blocks, keys, first), self.kv.block_size
+        if num_new < len(blocks):
             self._note("hash collision")
-        else:
-            self._check_content(cached)
-        return cached
+        contexts = self._contexts_of_chain(keys)
+        for i, block in enumerate(blocks[:num_new], first):
+            self._published[block] = Published(block, contexts[i * size : (i + 1) * size])
+            self._check_content(self._published[block])
+        return num_new
 
-    def _check_content(self, cached: CachedBlock) -> None:
-        wanted, found = self.contexts_of_block(cached), self.runner.blocks[cached.block]
+    def _contexts_of_chain(self, keys: BlockKeyChain) -> list[int]:
+        """What the chain stands for: its key fields, and the tokens of all of its blocks."""
+        width = 4 * self.kv.block_size
+        # The bytes are the repr of the fields; the oracle knows them by it.
+        root = self.runner.contexts.root(keys.contents[0][:-width].decode(), self.runner.weights)
+        tokens = b"".join(content[-width:] for content in keys.contents)
+        return self.runner.contexts.walk(root, memoryview(tokens).cast("i"))
+
+    def _check_content(self, cached: Published) -> None:
+        wanted, found = cached.contexts, self.runner.blocks[cached.block]
         if found != wanted:
             i = next(i for i, context in enumerate(wanted) if context != found[i])
             describe = self.runner.contexts.describe
@@ -225,9 +226,9 @@ class CacheChecks:
             kv.blocks.free_order(),
             kv.cache.lru_order(),
             len(kv.cache),
-            {key: set(leaders) for key, leaders in kv.in_flight._leaders.items()},
+            dict(kv.in_flight._leaders),
             sequence.block_table[:],
-            sequence.cached_blocks[:],
+            sequence.num_published_blocks,
             sequence.num_computed_tokens,
         )
 
@@ -235,11 +236,15 @@ class CacheChecks:
         fields = sequence.policy.key_fields
         return self.runner.contexts_of(name_of(sequence), sequence.token_ids, fields)
 
-    def _wrong_hit(self, sequence: Sequence, hit: CachedBlock, own: int) -> None:
-        describe = self.runner.contexts.describe
-        key = describe(self.contexts_of_block(hit)[-1])
-        takes = f"{sequence.name} takes block {hit.block}, cached as {key}"
-        raise Broken(f"I7: {takes}; it needs {describe(own)}")
+    def _check_hit(self, sequence: Sequence, block: int, own: int) -> None:
+        cached = self._published.get(block)
+        if cached is None:
+            raise Broken(f"I7: {sequence.name} takes block {block}, which was never published")
+        if cached.contexts[-1] != own:
+            describe = self.runner.contexts.describe
+            takes = f"{sequence.name} takes block {block}, cached as"
+            key = describe(cached.contexts[-1])
+            raise Broken(f"I7: {takes} {key}; it needs {describe(own)}")
 
     def _note_match(self, sequence: Sequence, num_hits: int, num_cached: int) -> None:
         size, num_tokens = self.kv.block_size, sequence.num_tokens
@@ -254,9 +259,11 @@ class CacheChecks:
             self._note("prefix cached, but under another salt or key field")
 
     def _is_cached_for_others(self, sequence: Sequence) -> bool:
-        keys = sequence.keys.keys
-        heads = [each for each in self.cached() if each.parent is None]
-        return bool(keys) and any(head.key.tokens == keys[0].tokens for head in heads)
+        kv, width = self.kv, 4 * self.kv.block_size
+        contents = [kv.cache.at(block) for block in range(kv.num_blocks)]
+        heads = [content for content in contents if content and content.startswith(b"(")]
+        own = sequence.keys.contents[:1]
+        return any(head[-width:] == first[-width:] for head in heads for first in own)
 
 
 class StepChecks:
@@ -334,7 +341,7 @@ class StepChecks:
             raise Broken("I1: after the last request and a reset, not every block is free")
 
     def _leaders(self) -> set[Sequence]:
-        return set().union(*self.engine.kv.in_flight._leaders.values())
+        return set(self.engine.kv.in_flight._leaders)
 
     # Around a step
 

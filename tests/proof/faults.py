@@ -14,11 +14,11 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from minivllm.core.block_keys import BlockKey, BlockKeyChain
+from minivllm.core.block_keys import BlockKeyChain
 from minivllm.core.block_manager import BlockManager, blocks_for
 from minivllm.core.in_flight import InFlight
 from minivllm.core.kv_cache import KVCache, Match
-from minivllm.core.prefix_cache import CachedBlock, PrefixCache
+from minivllm.core.prefix_cache import PrefixCache
 from minivllm.core.scheduler import Scheduler
 from minivllm.core.sequence import Sequence, SequenceState
 
@@ -64,24 +64,20 @@ def planted(wrong: Fault) -> Iterator[None]:
 
 @fault(BlockManager, "reference", "I2")
 def ref_count_not_raised(original):
-    return lambda self, block: self.ref_counts[block]
+    return lambda self, blocks: None
 
 
 def release_twice(original):
     def free(self, sequence):
         table = list(sequence.block_table)
         original(self, sequence)
-        for block in table[-1:]:
-            self.blocks.release(block)
+        self.blocks.release(table[-1:])
 
     return free
 
 
 def clamp_the_count(original):
-    def release(self, block):
-        return original(self, block) if self.ref_counts[block] else 0
-
-    return release
+    return lambda self, blocks: original(self, [b for b in blocks if self.ref_counts[b]])
 
 
 FAULTS.append(
@@ -95,9 +91,10 @@ FAULTS.append(
 
 @fault(BlockManager, "release", "I1", "I2")
 def freed_while_somebody_holds_it(original):
-    def release(self, block):
-        self.ref_counts[block] = 1
-        return original(self, block)
+    def release(self, blocks):
+        for block in blocks:
+            self.ref_counts[block] = 1
+        original(self, blocks)
 
     return release
 
@@ -174,51 +171,89 @@ def publish_a_failed_step(original):
     return roll_back
 
 
-def hash_the_tokens_alone(original):
+@fault(BlockKeyChain, "extend", "I7")
+def unchained_key(original):
     def extend(self, token_ids):
-        size = self.block_size
-        for start in range(len(self.keys) * size, len(token_ids) - size + 1, size):
-            tokens = array("i", token_ids[start : start + size]).tobytes()
-            self.keys.append(BlockKey(self._hash(self.fields + tokens), tokens))
-        return self.keys
+        size, fields = self.block_size, self._parent  # no block becomes a parent
+        for start in range(len(self.hashes) * size, len(token_ids) - size + 1, size):
+            self.contents.append(fields + array("i", token_ids[start : start + size]).tobytes())
+            self.hashes.append(self._hash(self.contents[-1]))
 
     return extend
 
 
-def compare_tokens_and_fields(original):
-    return lambda self, key, parent, fields: self.key.tokens == key.tokens and self.fields == fields
+def own_part(keys, i):
+    """The key fields and the own tokens of a chain's block `i`, but not its parent."""
+    width = keys.block_size * array("i").itemsize
+    return keys.contents[0][:-width], keys.contents[i][-width:]
+
+
+def compared_by(part):
+    """A lookup that compares only this part of what a block was published with."""
+
+    def note_what_is_published(original):
+        def publish(self, blocks, keys, first):
+            num_new = original(self, blocks, keys, first)
+            self.__dict__.setdefault("_parts", {}).update(
+                (block, part(keys, i)) for i, block in enumerate(blocks[:num_new], first)
+            )
+            return num_new
+
+        return publish
+
+    def compare_the_part(original):
+        def find(self, keys, first, end):
+            found = []
+            for i in range(first, end):
+                block = self._blocks.get(keys.hashes[i])
+                if block is None or self._parts[block] != part(keys, i):
+                    break
+                found.append(block)
+            return found
+
+        return find
+
+    return (
+        (PrefixCache, "publish", note_what_is_published),
+        (PrefixCache, "find", compare_the_part),
+    )
+
+
+FAULTS.append(Fault("own_block_compare", ("I7",), compared_by(own_part)))
+FAULTS.append(Fault("trust_the_hash", ("I7",), compared_by(lambda keys, i: None)))
+
+
+def keep_the_keys(original):
+    def forget(self, blocks):
+        self.__dict__.setdefault("_stale", {}).update(
+            (self._hashes[block], (block, self._contents[block])) for block in blocks
+        )
+        original(self, blocks)
+
+    return forget
+
+
+def find_the_kept_keys(original):
+    def find(self, keys, first, end):
+        stale, found = self.__dict__.get("_stale", {}), []
+        for i in range(first, end):
+            block, content = stale.get(keys.hashes[i], (None, None))
+            now = [block] if content == keys.contents[i] else original(self, keys, i, i + 1)
+            if not now:
+                break
+            found += now
+        return found
+
+    return find
 
 
 FAULTS.append(
     Fault(
-        "unchained_key",
-        ("I7",),
-        (
-            (BlockKeyChain, "extend", hash_the_tokens_alone),
-            (CachedBlock, "holds", compare_tokens_and_fields),
-        ),
+        "stale_key",
+        ("I6", "I7"),
+        ((PrefixCache, "forget", keep_the_keys), (PrefixCache, "find", find_the_kept_keys)),
     )
 )
-
-
-@fault(CachedBlock, "holds", "I7")
-def own_block_compare(original):
-    return compare_tokens_and_fields(original)
-
-
-@fault(CachedBlock, "holds", "I7")
-def trust_the_hash(original):
-    return lambda self, key, parent, fields: True
-
-
-@fault(PrefixCache, "forget_oldest", "I6", "I7")
-def stale_key(original):
-    def forget_oldest(self):
-        cached = original(self)
-        self._cached[cached.key.hash] = cached
-        return cached
-
-    return forget_oldest
 
 
 @fault(KVCache, "match", "I6")
@@ -246,9 +281,7 @@ def whole_prompt_hit(original):
         found = original(self, sequence)
         hits, end = found.hits, len(found.hits) + 1
         if sequence.policy.read and end * self.block_size == sequence.num_tokens:
-            parent = hits[-1] if hits else None
-            last = self.cache.find(sequence.keys.keys[end - 1], parent, sequence.keys.fields)
-            hits += [last] if last else []
+            hits += self.cache.find(sequence.keys, end - 1, end)
         return found
 
     return match
@@ -267,8 +300,7 @@ def refused_allocation_keeps_references(original):
     def can_allocate(self, sequence, num_new_tokens, hits):
         allowed = original(self, sequence, num_new_tokens, hits)
         if not allowed:
-            for hit in hits:
-                self.blocks.reference(hit.block)
+            self.blocks.reference(hits)
         return allowed
 
     return can_allocate
@@ -278,9 +310,9 @@ def refused_allocation_keeps_references(original):
 def refused_allocation_changes_the_lru_order(original):
     def can_allocate(self, sequence, num_new_tokens, hits):
         for hit in hits:
-            if self.cache.is_idle(hit.block):
-                self.cache.mark_used(hit.block)
-                self.cache.mark_idle(hit.block)
+            if self.cache.is_idle(hit):
+                self.cache.mark_used([hit])
+                self.cache.mark_idle([hit])
         return original(self, sequence, num_new_tokens, hits)
 
     return can_allocate
@@ -291,8 +323,7 @@ def refused_allocation_keeps_what_it_took(original):
     def allocate(self, sequence, num_new_tokens, hits):
         if original(self, sequence, num_new_tokens, hits):
             return True
-        while self.blocks.num_free:
-            sequence.block_table.append(self.blocks.take())
+        sequence.block_table += self.blocks.take(self.blocks.num_free)
         return False
 
     return allocate
@@ -312,12 +343,12 @@ def heads_evicted_first(original):
 
 @fault(PrefixCache, "mark_used", "I1", "I2")
 def block_in_use_evicted(original):
-    return lambda self, block: None
+    return lambda self, blocks: None
 
 
 @fault(KVCache, "_swap", "I7")
 def keep_a_second_copy_of_a_cached_block(original):
-    return lambda self, sequence, i, cached: None
+    return lambda self, sequence, cached: None
 
 
 @fault(KVCache, "_release", "section 6")
@@ -341,7 +372,7 @@ def start_the_suffix_at_position_0(original):
 
 @fault(InFlight, "withdraw", "I11")
 def wait_for_a_leader_that_is_gone(original):
-    return lambda self, sequence, first_block, end_block: None
+    return lambda self, sequence: None
 
 
 @fault(InFlight, "announce", "section 6")
@@ -349,10 +380,13 @@ def second_leader_forgotten(original):
     """When the first one is aborted, nobody waits for the other that computes the same."""
 
     def announce(self, sequence, num_blocks):
-        first = max(sequence.num_announced_blocks, len(sequence.cached_blocks))
-        for key in sequence.keys.keys[first:num_blocks]:
-            self._leaders.setdefault(key.hash, {sequence})
-        sequence.num_announced_blocks = max(first, num_blocks)
+        forgotten = self.__dict__.setdefault("_forgotten", set())
+        first = sequence.num_published_blocks
+        is_second = self.has(sequence.keys, first)
+        if sequence not in self._leaders and is_second:
+            forgotten.add(sequence)
+        if sequence not in forgotten:
+            original(self, sequence, num_blocks)
 
     return announce
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from minivllm.core.block_keys import name_of
 from minivllm.core.kv_cache import KVCache
-from minivllm.core.prefix_cache import CachedBlock
 from minivllm.core.sequence import Sequence
 from minivllm.core.trace import Trace
 
@@ -102,11 +102,12 @@ class Situations(Trace):
         self._looked_up: dict[Sequence, int] = {}
         self._awaited: set[Sequence] = set()
         self._kv = kv
-        self._published: dict[int, CachedBlock] = {}
+        self._width = 4 * kv.block_size  # bytes of a block's own tokens
+        self._published: dict[int, tuple[bytes, bytes]] = {}  # block -> its content, its name
         self._evicted_text: dict[int, bytes] = {}
         self._preempted: Counter[Sequence] = Counter()
         self._admitted: set[Sequence] = set()
-        self._num_prompt_tokens: dict[CachedBlock, int] = {}
+        self._num_prompt_tokens: dict[int, int] = {}  # of who published the block
 
     def note(self, situation: str) -> None:
         self.counts[situation] += 1
@@ -114,8 +115,13 @@ class Situations(Trace):
     def record(self, event: str, sequence: Sequence | None = None, **details: Any) -> None:
         """What core reports; see core/trace.py for the events."""
         handle = _HANDLERS.get(event)
-        if handle is not None:
+        if handle is None:
+            return
+        if "kv" not in details:
             handle(self, sequence, **details)
+            return
+        for block in details["blocks"]:
+            handle(self, sequence, block, self._kv.blocks.ref_counts[block])
 
     def awaited(self) -> set[Sequence]:
         """Those for whose blocks somebody waits since the newest step."""
@@ -127,7 +133,7 @@ class Situations(Trace):
         self.refused = None
         self._looked_up.clear()
 
-    def _match(self, sequence: Sequence, num_tokens: int, blocks: list[CachedBlock]) -> None:
+    def _match(self, sequence: Sequence, num_tokens: int, blocks: list[int]) -> None:
         self._looked_up[sequence] = len(blocks)
 
     def _step(self, sequence: None, scheduler: Any) -> None:
@@ -156,48 +162,52 @@ class Situations(Trace):
             self.note("hit")
         self._admitted.add(sequence)
 
-    def _reference(self, sequence: Sequence, block: int, ref_count: int, key: Any) -> None:
+    def _reference(self, sequence: Sequence, block: int, ref_count: int) -> None:
         is_idle = ref_count == 2  # the cache, and now this sequence
         self.note(
             "hit on an idle block" if is_idle else "hit on a block that another sequence holds"
         )
-        end = len(sequence.block_table) * self._kv.block_size
-        if end > self._num_prompt_tokens.get(sequence.cached_blocks[-1], end):
+        end = (sequence.block_table.index(block) + 1) * self._kv.block_size
+        if end > self._num_prompt_tokens.get(block, end):
             self.note("hit on tokens that were generated")
 
     def _pass_over(self, sequence: Sequence) -> None:
         self.note("wait for a prefix under way")
-        key = sequence.keys.keys[len(sequence.matched_blocks)]
-        leaders = self._kv.in_flight._leaders[key.hash]
+        i = len(sequence.matched_blocks)
+        leaders = {
+            leader
+            for leader, num_blocks in self._kv.in_flight._leaders.items()
+            if i < num_blocks and leader.keys.contents[i] == sequence.keys.contents[i]
+        }
         if len(leaders) > 1:
             self.note("wait for one of several that compute the same")
-        self.waits[sequence] = set(leaders)
+        self.waits[sequence] = leaders
 
     def _refuse(self, sequence: Sequence, num_new_tokens: int) -> None:
         self.refused = sequence
         self.note(f"refusal of a {sequence.state.value} request")
 
-    def _publish(self, sequence: Sequence, block: int, ref_count: int, key: Any) -> None:
-        cached = sequence.cached_blocks[-1]
-        self._published[block] = cached
-        self._num_prompt_tokens[cached] = sequence.num_prompt_tokens
-        if self._evicted_text.pop(block, key.tokens) != key.tokens:
+    def _publish(self, sequence: Sequence, block: int, ref_count: int) -> None:
+        content, name = self._kv.cache.at(block), name_of(self._kv.cache.hash_at(block))
+        self._published[block] = content, name
+        self._num_prompt_tokens[block] = sequence.num_prompt_tokens
+        text = content[-self._width :]
+        if self._evicted_text.pop(block, text) != text:
             self.note("evicted block filled with another text")
 
-    def _swap(self, sequence: Sequence, block: int, ref_count: int, key: Any) -> None:
+    def _swap(self, sequence: Sequence, block: int, ref_count: int) -> None:
         self.note("swap to a cached block")
 
-    def _evict(self, sequence: None, block: int, ref_count: int, key: Any) -> None:
+    def _evict(self, sequence: None, block: int, ref_count: int) -> None:
         self.note("eviction to make room" if self.is_making_room else "eviction to keep the cap")
-        cached = self._published.pop(block)
-        parent = cached.parent
-        if parent is None:
+        content, _ = self._published.pop(block)
+        if content.startswith(b"("):  # key fields, and no parent's name
             self.note("eviction of a chain's head")
-        elif self._published.get(parent.block) is parent:
+        elif content[: -self._width] in (name for _, name in self._published.values()):
             self.note("eviction of part of a chain")
-        self._evicted_text[block] = key.tokens
+        self._evicted_text[block] = content[-self._width :]
 
-    def _reset(self, sequence: None, block: int, ref_count: int, key: Any) -> None:
+    def _reset(self, sequence: None, block: int, ref_count: int) -> None:
         del self._published[block]
 
     def _preempt(self, sequence: Sequence, num_tokens: int) -> None:
