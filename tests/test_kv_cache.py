@@ -116,9 +116,9 @@ def test_a_shared_block_survives_until_its_last_reader_is_gone_and_then_stays_ca
     second = pool.compute(range(9))
     shared = first.block_table[0]
     pool.free(first)
-    assert not pool.kv.cache.is_idle(shared)
+    assert shared not in pool.kv.cache.lru_order()
     pool.free(second)
-    assert pool.kv.cache.is_idle(shared)
+    assert pool.kv.cache.lru_order() == [1, shared]
     assert pool.kv.blocks.ref_counts[shared] == 1
 
 

@@ -1,6 +1,5 @@
 """Chapter 6's names over the finished engine's KVCache and block keys."""
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from chapters.ch03_block_manager.minivllm_adapter import BlockManager
-from minivllm.core.block_keys import BlockKeyChain, default_hash, encode_key_fields, name_of
+from minivllm.core.block_keys import (
+    TOKEN_BYTES,
+    BlockKeyChain,
+    default_hash,
+    encode_key_fields,
+    name_of,
+)
 from minivllm.core.kv_cache import KVCache
 from minivllm.errors import BlockError
 
@@ -36,7 +41,7 @@ class CachedBlocks(MutableMapping[Any, CachedBlock]):
 
     def __init__(self, kv: KVCache) -> None:
         self._cache = kv.cache
-        self._width = kv.block_size * array("i").itemsize
+        self._width = kv.block_size * TOKEN_BYTES
         self._seen: dict[int, tuple[bytes, CachedBlock]] = {}
 
     def __getitem__(self, key: Any) -> CachedBlock:

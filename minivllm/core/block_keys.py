@@ -20,6 +20,7 @@ from xxhash import xxh3_128_digest
 from minivllm.errors import InvalidRequestError
 
 HashFunction = Callable[[bytes], Any]
+TOKEN_BYTES = array("i").itemsize
 
 # xxh3 is not a cryptographic hash: somebody could build a collision. It would cost a miss,
 # never a wrong value, because a hit compares tokens, parent and fields exactly (I7).
@@ -56,18 +57,14 @@ class BlockKeyChain:
         """
         size = self.block_size
         start, end = len(self.hashes) * size, len(token_ids) // size * size
-        if start == end:
-            return
-        tokens = array("i", token_ids[start:end])
-        width = size * tokens.itemsize
-        parent, new, hash_function = self._parent, tokens.tobytes(), self._hash
-        for first in range(0, len(new), width):
-            content = parent + new[first : first + width]
-            block_hash = hash_function(content)
-            parent = name_of(block_hash)
+        tokens = array("i", token_ids[start:end]).tobytes()
+        width = size * TOKEN_BYTES
+        for first in range(0, len(tokens), width):
+            content = self._parent + tokens[first : first + width]
+            block_hash = self._hash(content)
+            self._parent = name_of(block_hash)
             self.contents.append(content)
             self.hashes.append(block_hash)
-        self._parent = parent
 
 
 def name_of(block_hash: Any) -> bytes:

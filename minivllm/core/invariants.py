@@ -5,11 +5,10 @@ I7 speak of contents, so tests with a runner check them; I9 to I12 speak of two 
 tests over steps check them.
 """
 
-from array import array
 from collections import Counter
 
 from minivllm.core.batch import ScheduledBatch
-from minivllm.core.block_keys import name_of
+from minivllm.core.block_keys import TOKEN_BYTES, name_of
 from minivllm.core.block_manager import blocks_for
 from minivllm.core.kv_cache import KVCache
 from minivllm.core.scheduler import Scheduler
@@ -35,22 +34,19 @@ def check_pool(kv: KVCache, holders: list[Sequence]) -> None:
     I7: no block is cached without its parents, or a chain could be entered in its middle.
     """
     counts = Counter(block for sequence in holders for block in sequence.block_table)
-    free = kv.blocks.free_order()
-    names = {name_of(kv.cache.hash_at(block)) for block in range(kv.num_blocks)}
-    width = kv.block_size * array("i").itemsize
+    blocks, width = range(kv.num_blocks), kv.block_size * TOKEN_BYTES
+    cached = {block: content for block in blocks if (content := kv.cache.at(block)) is not None}
+    names = {name_of(kv.cache.hash_at(block)) for block in cached}
     for block, count in enumerate(kv.blocks.ref_counts):
-        cached = kv.cache.at(block)
-        held = counts[block] + (cached is not None)
+        held = counts[block] + (block in cached)
         _require(count == held, "I2", "block {} counts {}, is held {} times", block, count, held)
-        is_idle = cached is not None and counts[block] == 0
-        agrees = kv.cache.is_idle(block) == is_idle
-        _require(agrees, "I1", "block {}: idle is {}", block, not is_idle)
-        has_parent = cached is None or cached[:-width] in names or cached.startswith(b"(")
+    for block, content in cached.items():
+        has_parent = content[:-width] in names or content.startswith(b"(")
         _require(has_parent, "I7", "block {} is cached, the block before it is not", block)
-    is_free = [block for block, count in enumerate(kv.blocks.ref_counts) if count == 0]
-    _require(sorted(free) == is_free, "I1", "listed as free: {}, free: {}", sorted(free), is_free)
-    total = len(free) + kv.cache.num_idle + len(counts)
-    _require(total == kv.num_blocks, "I1", "the parts add up to {} of {}", total, kv.num_blocks)
+    idle, listed = sorted(cached.keys() - counts.keys()), sorted(kv.cache.lru_order())
+    _require(listed == idle, "I1", "listed as idle: {}, idle: {}", listed, idle)
+    free, listed = sorted({*blocks} - cached.keys() - counts.keys()), sorted(kv.blocks.free_order())
+    _require(listed == free, "I1", "listed as free: {}, free: {}", listed, free)
 
 
 def check_table(kv: KVCache, sequence: Sequence) -> None:

@@ -82,7 +82,7 @@ class KVCache:
         started = perf_counter()
         keys, cache = sequence.keys, self.cache
         keys.extend(sequence.token_ids)
-        limit = min((sequence.num_tokens - 1) // self.block_size, self._num_cacheable(sequence))
+        limit = self._num_cacheable(sequence, sequence.num_tokens - 1)
         # Who waits looks up in every step. What it found is there still if nothing was forgotten.
         if sequence.num_forgotten < cache.num_forgotten:
             sequence.num_forgotten = cache.num_forgotten
@@ -122,6 +122,7 @@ class KVCache:
         if hits:
             self._reference(sequence, hits)
         if num_missing:
+            self._make_room(num_missing)
             self._take(sequence, num_missing)
         self._announce(sequence)
         return True
@@ -135,8 +136,8 @@ class KVCache:
         """
         self._trace.record("write", sequence, start=sequence.num_computed_tokens, end=end)
         sequence.num_computed_tokens = end
-        num_blocks = self._num_publishable(sequence)
-        if num_blocks > sequence.num_published_blocks:
+        num_blocks = self._num_cacheable(sequence, end)
+        if sequence.may_publish and num_blocks > sequence.num_published_blocks:
             started = perf_counter()
             self._publish(sequence, num_blocks)
             self._metrics.publish_seconds += perf_counter() - started
@@ -157,23 +158,17 @@ class KVCache:
         """Forget everything cached. False, and nothing changed, while a sequence holds blocks."""
         if self.num_in_use > 0:
             return False
-        self._evict(self.cache.num_idle, "reset")
+        self._forget(self.cache.num_idle, "reset")
         return True
 
     # What the actions are made of
 
-    def _num_cacheable(self, sequence: Sequence) -> int:
-        """How many leading blocks of `sequence` may be looked up or published at all."""
+    def _num_cacheable(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many full blocks of the first `num_tokens` may be looked up or published at all."""
         cacheable = sequence.policy.cacheable_tokens
-        num_tokens = sequence.num_tokens if cacheable is None else cacheable
+        if cacheable is not None:
+            num_tokens = min(num_tokens, cacheable)
         return num_tokens // self.block_size
-
-    def _num_publishable(self, sequence: Sequence) -> int:
-        """How many leading blocks are fully written, and may be cached."""
-        if not sequence.may_publish:
-            return 0
-        num_full = sequence.num_computed_tokens // self.block_size
-        return min(num_full, self._num_cacheable(sequence))
 
     def _num_missing(self, sequence: Sequence, num_new_tokens: int, hits: list[int]) -> int:
         """Blocks that are in neither the table nor the hits, but are needed to compute so far."""
@@ -186,18 +181,16 @@ class KVCache:
         sequence.block_table += hits
         sequence.num_published_blocks = len(hits)
         sequence.num_computed_tokens = len(hits) * self.block_size
-        self._note("reference", hits, sequence)
+        self._trace.record("reference", sequence, blocks=hits, kv=self)
 
     def _take(self, sequence: Sequence, num_blocks: int) -> None:
-        self._make_room(num_blocks)
         taken = self.blocks.take(num_blocks)
         sequence.block_table += taken
-        self._note("allocate", taken, sequence)
+        self._trace.record("allocate", sequence, blocks=taken, kv=self)
 
     def _announce(self, sequence: Sequence) -> None:
         """Tell others which blocks this running sequence will publish, if any are left."""
-        num_full = len(sequence.token_ids) // self.block_size
-        num_blocks = min(num_full, self._num_cacheable(sequence))
+        num_blocks = self._num_cacheable(sequence, len(sequence.token_ids))
         if sequence.may_publish and num_blocks > sequence.num_published_blocks:
             sequence.keys.extend(sequence.token_ids)
             self.in_flight.announce(sequence, num_blocks)
@@ -205,20 +198,15 @@ class KVCache:
             self.in_flight.withdraw(sequence)
 
     def _make_room(self, num_blocks: int) -> None:
-        num_missing = num_blocks - self.blocks.num_free
-        if num_missing > 0:
-            self._evict(num_missing, "evict")
+        self._forget(num_blocks - self.blocks.num_free, "evict")
 
-    def _evict(self, num_blocks: int, event: str) -> None:
-        oldest = self.cache.oldest(num_blocks)
-        self.blocks.release(oldest)
-        self._note(event, oldest)
-        self.cache.forget(oldest)
-        if event == "evict":
-            self._metrics.evicted_blocks += num_blocks
-
-    def _note(self, event: str, blocks: list[int], sequence: Sequence | None = None) -> None:
-        self._trace.record(event, sequence, blocks=blocks, kv=self)
+    def _forget(self, num_blocks: int, event: str) -> None:
+        if num_blocks > 0:
+            oldest = self.cache.oldest(num_blocks)
+            self.blocks.release(oldest)
+            self._trace.record(event, blocks=oldest, kv=self)
+            self.cache.forget(oldest)
+            self._metrics.evicted_blocks += num_blocks * (event == "evict")
 
     def _publish(self, sequence: Sequence, end_block: int) -> None:
         """Make blocks [num_published_blocks, end_block) findable; one key, one block.
@@ -232,8 +220,9 @@ class KVCache:
         self._swap(sequence, cached)
         first = sequence.num_published_blocks + len(cached)
         end = first + self.cache.publish(table[first:end_block], keys, first)
-        self.blocks.reference(table[first:end])
-        self._note("publish", table[first:end], sequence)
+        published = table[first:end]
+        self.blocks.reference(published)
+        self._trace.record("publish", sequence, blocks=published, kv=self)
         sequence.num_published_blocks = end
         sequence.may_publish = end == end_block
         self._announce(sequence)
@@ -248,9 +237,9 @@ class KVCache:
         self.cache.mark_used(cached)
         for i, block in enumerate(cached, sequence.num_published_blocks):
             own, sequence.block_table[i] = sequence.block_table[i], block
-            self._note("swap", [block], sequence)
+            self._trace.record("swap", sequence, blocks=[block], kv=self)
             self.blocks.release([own])
-            self._note("release", [own], sequence)
+            self._trace.record("release", sequence, blocks=[own], kv=self)
 
     def _release(self, sequence: Sequence, keep: int) -> None:
         """Release the table down to its first `keep` blocks, tail first.
@@ -260,9 +249,7 @@ class KVCache:
         released = sequence.block_table[keep:][::-1]
         self.blocks.release(released)
         del sequence.block_table[keep:]
-        self._note("release", released, sequence)
+        self._trace.record("release", sequence, blocks=released, kv=self)
         counts = self.blocks.ref_counts
         self.cache.mark_idle(block for block in released if counts[block] == 1)
-        num_too_many = self.cache.num_idle - self._max_idle
-        if num_too_many > 0:
-            self._evict(num_too_many, "evict")
+        self._forget(self.cache.num_idle - self._max_idle, "evict")

@@ -58,10 +58,6 @@ class PrefixCache:
         """The hash under which `block` is found, or None."""
         return self._hashes.get(block)
 
-    def is_idle(self, block: int) -> bool:
-        """True if only the cache refers to `block`."""
-        return block in self._idle
-
     def count_idle(self, blocks: Iterable[int]) -> int:
         """How many of these only the cache refers to."""
         return sum(map(self._idle.__contains__, blocks))

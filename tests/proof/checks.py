@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm.core.batch import ScheduledBatch, ScheduledSequence
-from minivllm.core.block_keys import BlockKeyChain
+from minivllm.core.block_keys import TOKEN_BYTES, BlockKeyChain
 from minivllm.core.invariants import check_between_steps
 from minivllm.core.kv_cache import Match
 from minivllm.core.sequence import Sequence
@@ -202,7 +202,7 @@ class CacheChecks:
 
     def _contexts_of_chain(self, keys: BlockKeyChain) -> list[int]:
         """What the chain stands for: its key fields, and the tokens of all of its blocks."""
-        width = 4 * self.kv.block_size
+        width = self.kv.block_size * TOKEN_BYTES
         # The bytes are the repr of the fields; the oracle knows them by it.
         root = self.runner.contexts.root(keys.contents[0][:-width].decode(), self.runner.weights)
         tokens = b"".join(content[-width:] for content in keys.contents)
@@ -259,7 +259,7 @@ class CacheChecks:
             self._note("prefix cached, but under another salt or key field")
 
     def _is_cached_for_others(self, sequence: Sequence) -> bool:
-        kv, width = self.kv, 4 * self.kv.block_size
+        kv, width = self.kv, self.kv.block_size * TOKEN_BYTES
         contents = [kv.cache.at(block) for block in range(kv.num_blocks)]
         heads = [content for content in contents if content and content.startswith(b"(")]
         own = sequence.keys.contents[:1]

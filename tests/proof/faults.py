@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from minivllm.core.block_keys import BlockKeyChain
+from minivllm.core.block_keys import TOKEN_BYTES, BlockKeyChain
 from minivllm.core.block_manager import BlockManager, blocks_for
 from minivllm.core.in_flight import InFlight
 from minivllm.core.kv_cache import KVCache, Match
@@ -150,13 +150,15 @@ def published_early(original):
     return allocate
 
 
-@fault(KVCache, "_num_publishable", "I6")
+@fault(KVCache, "commit", "I6")
 def publish_the_half_full_block(original):
-    def num_publishable(self, sequence):
-        num_blocks = blocks_for(sequence.num_computed_tokens, self.block_size)
-        return min(num_blocks, sequence.num_tokens // self.block_size)
+    def commit(self, sequence, end):
+        original(self, sequence, end)
+        num_blocks = min(blocks_for(end, self.block_size), sequence.num_tokens // self.block_size)
+        if sequence.may_publish and num_blocks > sequence.num_published_blocks:
+            self._publish(sequence, num_blocks)
 
-    return num_publishable
+    return commit
 
 
 @fault(KVCache, "roll_back", "I6")
@@ -184,7 +186,7 @@ def unchained_key(original):
 
 def own_part(keys, i):
     """The key fields and the own tokens of a chain's block `i`, but not its parent."""
-    width = keys.block_size * array("i").itemsize
+    width = keys.block_size * TOKEN_BYTES
     return keys.contents[0][:-width], keys.contents[i][-width:]
 
 
@@ -289,7 +291,7 @@ def whole_prompt_hit(original):
 
 @fault(KVCache, "_num_cacheable", "section 6")
 def ignore_the_cacheable_length(original):
-    return lambda self, sequence: sequence.num_tokens // self.block_size
+    return lambda self, sequence, num_tokens: num_tokens // self.block_size
 
 
 # Refusals
@@ -310,7 +312,7 @@ def refused_allocation_keeps_references(original):
 def refused_allocation_changes_the_lru_order(original):
     def can_allocate(self, sequence, num_new_tokens, hits):
         for hit in hits:
-            if self.cache.is_idle(hit):
+            if self.cache.count_idle([hit]):
                 self.cache.mark_used([hit])
                 self.cache.mark_idle([hit])
         return original(self, sequence, num_new_tokens, hits)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from minivllm.core.block_keys import name_of
+from minivllm.core.block_keys import TOKEN_BYTES, name_of
 from minivllm.core.kv_cache import KVCache
 from minivllm.core.sequence import Sequence
 from minivllm.core.trace import Trace
@@ -102,7 +102,7 @@ class Situations(Trace):
         self._looked_up: dict[Sequence, int] = {}
         self._awaited: set[Sequence] = set()
         self._kv = kv
-        self._width = 4 * kv.block_size  # bytes of a block's own tokens
+        self._width = kv.block_size * TOKEN_BYTES  # bytes of a block's own tokens
         self._published: dict[int, tuple[bytes, bytes]] = {}  # block -> its content, its name
         self._evicted_text: dict[int, bytes] = {}
         self._preempted: Counter[Sequence] = Counter()
