@@ -2,7 +2,7 @@
 
     python -m benchmarks.core
 
-Each operation should cost the same per block however large the pool is. Every pool is full of
+Each operation should cost much the same per block however large the pool is. Every pool is full of
 cached, idle prefixes of 64 blocks. A round looks up old prefixes drawn from all over the pool
 and runs new sequences through it, which evicts the oldest ones: the same number of blocks at
 every size. The sizes take turns, and the figure is the median of all rounds, so that a slow
@@ -35,7 +35,9 @@ SEQUENCE_TOKENS = SEQUENCE_BLOCKS * BLOCK_SIZE
 SEQUENCES_A_ROUND = 8
 POOL_SIZES = (1_024, 10_240, 102_400)
 OPERATIONS = ("keys", "lookup", "allocate", "publish", "release", "evict")
-MOST_GROWTH = 2.0
+# An operation that searched the pool would grow a hundredfold. What is left of its own work is so
+# little that reading memory outside the processor's cache can double it.
+MOST_GROWTH = 3.0
 
 T = TypeVar("T")
 
@@ -69,7 +71,7 @@ class CoreBench:
         self._time("lookup", kv.match, old)
         if any(len(s.matched_blocks) != SEQUENCE_BLOCKS - 1 for s in old):
             raise SystemExit("benchmarks.core: a cached prefix was not found")
-        self._time("evict", kv._make_room, [num_blocks])
+        self._time("evict", kv._evict, [num_blocks])
         self._time("allocate", lambda s: kv.allocate(s, SEQUENCE_TOKENS, []), new)
         self._time("publish", lambda s: kv.commit(s, SEQUENCE_TOKENS), new)
         self._time("release", kv.free, new)

@@ -65,7 +65,7 @@ class CachedBlocks(MutableMapping[Any, CachedBlock]):
 
     def __delitem__(self, key: Any) -> None:
         block = self._cache._blocks.pop(key)
-        del self._cache._hashes[block], self._cache._contents[block]
+        self._cache._hashes[block] = self._cache._contents[block] = None
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._cache._blocks)

@@ -44,8 +44,7 @@ class BlockManager:
         Raises BlockError, and hands out none, if there are not so many.
         """
         if num_blocks > len(self._free):
-            of_all = f"{len(self._free)} of {self.num_blocks}"
-            raise BlockError(f"{num_blocks} blocks are asked for, {of_all} are free")
+            raise BlockError(f"{num_blocks} blocks are asked for, {len(self._free)} are free")
         taken = [self._free.pop() for _ in range(num_blocks)]
         for block in taken:
             self.ref_counts[block] = 1

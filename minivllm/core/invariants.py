@@ -69,8 +69,7 @@ def check_queues(scheduler: Scheduler) -> None:
             _require(is_right, "I10", "{} is in the queue {}", sequence.name, state.value)
     for queue in (scheduler.waiting, scheduler.running):
         arrivals = [sequence.arrival for sequence in queue]
-        is_ordered = arrivals == sorted(set(arrivals))
-        _require(is_ordered, "I10", "arrivals out of order: {}", arrivals)
+        _require(arrivals == sorted(set(arrivals)), "I10", "arrivals out of order: {}", arrivals)
 
 
 def check_batch(kv: KVCache, batch: ScheduledBatch) -> None:

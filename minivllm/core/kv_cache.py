@@ -43,7 +43,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = config.block_size
         self.blocks = BlockManager(num_blocks)
-        self.cache = PrefixCache()
+        self.cache = PrefixCache(num_blocks)
         self.in_flight = InFlight()
         self._max_idle = int(config.prefix_cache_max_share * num_blocks)
         self._hash = config.hash_function or default_hash
@@ -122,8 +122,10 @@ class KVCache:
         if hits:
             self._reference(sequence, hits)
         if num_missing:
-            self._make_room(num_missing)
-            self._take(sequence, num_missing)
+            self._evict(num_missing - self.blocks.num_free)
+            taken = self.blocks.take(num_missing)
+            sequence.block_table += taken
+            self._trace.record("allocate", sequence, blocks=taken, kv=self)
         self._announce(sequence)
         return True
 
@@ -158,7 +160,7 @@ class KVCache:
         """Forget everything cached. False, and nothing changed, while a sequence holds blocks."""
         if self.num_in_use > 0:
             return False
-        self._forget(self.cache.num_idle, "reset")
+        self._evict(self.cache.num_idle, "reset")
         return True
 
     # What the actions are made of
@@ -183,11 +185,6 @@ class KVCache:
         sequence.num_computed_tokens = len(hits) * self.block_size
         self._trace.record("reference", sequence, blocks=hits, kv=self)
 
-    def _take(self, sequence: Sequence, num_blocks: int) -> None:
-        taken = self.blocks.take(num_blocks)
-        sequence.block_table += taken
-        self._trace.record("allocate", sequence, blocks=taken, kv=self)
-
     def _announce(self, sequence: Sequence) -> None:
         """Tell others which blocks this running sequence will publish, if any are left."""
         num_blocks = self._num_cacheable(sequence, len(sequence.token_ids))
@@ -197,10 +194,8 @@ class KVCache:
         else:
             self.in_flight.withdraw(sequence)
 
-    def _make_room(self, num_blocks: int) -> None:
-        self._forget(num_blocks - self.blocks.num_free, "evict")
-
-    def _forget(self, num_blocks: int, event: str) -> None:
+    def _evict(self, num_blocks: int, event: str = "evict") -> None:
+        """Give up the least recently used idle blocks; none if `num_blocks` is not positive."""
         if num_blocks > 0:
             oldest = self.cache.oldest(num_blocks)
             self.blocks.release(oldest)
@@ -252,4 +247,4 @@ class KVCache:
         self._trace.record("release", sequence, blocks=released, kv=self)
         counts = self.blocks.ref_counts
         self.cache.mark_idle(block for block in released if counts[block] == 1)
-        self._forget(self.cache.num_idle - self._max_idle, "evict")
+        self._evict(self.cache.num_idle - self._max_idle)

@@ -35,15 +35,15 @@ class PrefixCache:
     num_forgotten   how many blocks it has given up: while that stays, what was found is there
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self.num_forgotten = 0
         self._blocks: dict[Any, int] = {}
-        self._hashes: dict[int, Any] = {}
-        self._contents: dict[int, bytes] = {}
+        self._hashes: list[Any] = [None] * num_blocks
+        self._contents: list[bytes | None] = [None] * num_blocks
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._contents)
+        return len(self._blocks)
 
     @property
     def num_idle(self) -> int:
@@ -52,11 +52,11 @@ class PrefixCache:
 
     def at(self, block: int) -> bytes | None:
         """The content that is published in `block`, or None; see BlockKeyChain.contents."""
-        return self._contents.get(block)
+        return self._contents[block]
 
     def hash_at(self, block: int) -> Any:
         """The hash under which `block` is found, or None."""
-        return self._hashes.get(block)
+        return self._hashes[block]
 
     def count_idle(self, blocks: Iterable[int]) -> int:
         """How many of these only the cache refers to."""
@@ -96,7 +96,7 @@ class PrefixCache:
     def mark_idle(self, blocks: Iterable[int]) -> None:
         """No sequence holds these any more: the cached ones are idle, the last one the youngest."""
         for block in blocks:
-            if block in self._contents:
+            if self._contents[block] is not None:
                 self._idle[block] = None
 
     def mark_used(self, blocks: Iterable[int]) -> None:
@@ -112,5 +112,5 @@ class PrefixCache:
         """Drop idle blocks from the cache."""
         self.num_forgotten += len(blocks)
         for block in blocks:
-            del self._idle[block], self._contents[block]
-            del self._blocks[self._hashes.pop(block)]
+            del self._idle[block], self._blocks[self._hashes[block]]
+            self._hashes[block] = self._contents[block] = None

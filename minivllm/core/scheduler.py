@@ -28,6 +28,7 @@ from minivllm.core.sequence import Sequence, SequenceState
 from minivllm.core.trace import Trace
 
 _by_arrival = attrgetter("arrival")
+_is_decoding = attrgetter("is_decoding")
 
 
 class Scheduler:
@@ -76,7 +77,7 @@ class Scheduler:
         self.budget_left = self._budget
         num_preemptions = self.metrics.preemptions
         # Decodes, then prefills: sorting keeps each group in order of arrival.
-        for sequence in sorted(self.running, key=lambda sequence: not sequence.is_decoding):
+        for sequence in sorted(self.running, key=_is_decoding, reverse=True):
             if sequence.state is SequenceState.RUNNING:  # not preempted by one before it
                 self._schedule_running(sequence)
         if self.metrics.preemptions == num_preemptions:
@@ -188,12 +189,10 @@ class Scheduler:
         is_first = sequence.num_cached_tokens is None
         if is_first:
             sequence.num_cached_tokens = num_cached
-        if not sequence.policy.read:
-            return
-        if not is_first:
+        if sequence.policy.read and not is_first:
             self.metrics.resumed_query_tokens += sequence.num_tokens
             self.metrics.resumed_hit_tokens += num_cached
-        elif sequence.index == 0:
+        elif sequence.policy.read and sequence.index == 0:
             self.metrics.prefix_queries += 1
             self.metrics.prefix_query_tokens += sequence.num_tokens
             self.metrics.prefix_hit_tokens += num_cached

@@ -121,9 +121,8 @@ class Sequence:
         """
         params = self.params
         token_id = self.token_ids[-1]
-        is_stop = token_id in params.stop_token_ids or (
-            not params.ignore_eos and token_id in eos_token_ids
-        )
+        eos = () if params.ignore_eos else eos_token_ids
+        is_stop = token_id in params.stop_token_ids or token_id in eos
         if is_stop and self.num_output_tokens >= params.min_tokens:
             return "stop"
         if self.num_output_tokens >= params.max_tokens or self.num_tokens >= max_model_len:

@@ -110,7 +110,8 @@ def count_idle_hits_as_usable(original):
 def make_room_before_referencing_hits(original):
     def allocate(self, sequence, num_new_tokens, hits):
         if self.can_allocate(sequence, num_new_tokens, hits):
-            self._make_room(self._num_missing(sequence, num_new_tokens, hits))
+            num_missing = self._num_missing(sequence, num_new_tokens, hits)
+            self._evict(num_missing - self.blocks.num_free)
         return original(self, sequence, num_new_tokens, hits)
 
     return allocate
