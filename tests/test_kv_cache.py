@@ -270,6 +270,44 @@ def test_a_collision_between_key_fields_is_told_apart():
     assert pool.cached_tokens(range(9), key_fields=(("adapter", "b"),)) == 0
 
 
+LAST_TOKEN = [lambda data: data[-4:], lambda data: data[-4]]  # as bytes, and as an int
+
+
+@pytest.mark.parametrize("hash_function", LAST_TOKEN)
+def test_a_child_of_another_block_with_an_equal_hash_is_no_hit(hash_function):
+    pool = Pool(num_blocks=12, hash_function=hash_function)
+    pool.free(pool.compute([1, 1, 1, 9, 5, 5, 5, 5, 0]))
+    assert pool.cached_tokens([2, 2, 2, 9, 5, 5, 5, 5, 0]) == 0
+    assert pool.cached_tokens([1, 1, 1, 9, 5, 5, 5, 5, 0]) == 8
+    other = pool.compute([2, 2, 2, 9, 5, 5, 5, 5, 0])
+    assert not other.may_publish
+    assert pool.cached_tokens([2, 2, 2, 9, 5, 5, 5, 5, 0]) == 0
+    pool.free(other)
+    pool.check()
+
+
+@pytest.mark.parametrize("hash_function", LAST_TOKEN)
+def test_a_remembered_hit_is_not_taken_for_the_child_of_another_parent(hash_function):
+    # The remembered blocks are forgotten, and filled again by a chain whose first block has the
+    # same hash and whose second one therefore has the same content, name by name.
+    pool = Pool(num_blocks=3, hash_function=hash_function)
+    first = pool.compute([1, 1, 1, 9, 5, 5, 5, 5, 0])
+    remembered = first.block_table[:2]
+    pool.free(first)
+    waiting = pool.sequence([1, 1, 1, 9, 5, 5, 5, 5, 0])
+    assert pool.kv.match(waiting).hits == remembered
+    content = pool.kv.cache.at(remembered[1])
+    for _ in range(2):  # the second time, the blocks come in the order of the first
+        assert pool.kv.reset()
+        other = pool.compute([2, 2, 2, 9, 5, 5, 5, 5, 0])
+        table = other.block_table[:2]
+        pool.free(other)
+    assert table == remembered
+    assert pool.kv.cache.at(remembered[1]) == content
+    assert pool.kv.match(waiting).hits == []
+    pool.check()
+
+
 def test_a_failed_step_gives_its_new_blocks_back(pool):
     sequence = pool.compute(range(6))
     assert pool.kv.allocate(sequence, 7, [])
