@@ -24,7 +24,6 @@ class BlockManager:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
         # A stack: the block freed last is taken first, while the memory is still warm.
         self._free = list(range(num_blocks - 1, -1, -1))

@@ -13,8 +13,8 @@ block 0 on, and each step compares the whole content. Of block 0 that is its key
 tokens: exact. Suppose that hit i - 1 holds exactly the prefix asked for, and that a block is found
 with the content asked for at i: its parent's name and its tokens. A name stands for one hash, its
 parent is cached, and one hash has one cached block, because the first one stays. So its parent is
-hit i - 1: the block was computed from exactly that prefix, and then from its own tokens, which
-are equal. A collision is met where a block is published, and keeps the second one out.
+hit i - 1, which its publisher held: it was computed from exactly that prefix, and then from its
+own tokens, which are equal. A collision is met where a block is published, and keeps it out.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,9 @@ class PrefixCache:
     the cache refers to it. The cache counts as one reference; the KV cache, which owns the
     counts, says when a block becomes idle or used.
 
-    num_forgotten   how many blocks it has given up: while that stays, what was found is there
+    num_forgotten   how many blocks it has given up. While that stays, what was found is there.
+                    To look whether the last hit holds the same content still is not enough: with
+                    equal hashes it may stand behind another parent by now
     """
 
     def __init__(self, num_blocks: int) -> None:
