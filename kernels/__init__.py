@@ -1,4 +1,4 @@
-"""The GPU half of PagedAttention: Triton kernels, each with a plain torch reference.
+"""PagedAttention: Triton kernels for a GPU, each with a plain torch reference, and torch on a CPU.
 
     store_kv.py           scatter new keys and values into the paged cache
     paged_attention.py    attention of any query range: prefill, chunk, suffix, decode, mixed
@@ -7,6 +7,9 @@
     rotary.py             rotary embedding, and the rotated keys stored in the same pass
     rms_norm.py           RMSNorm, alone or with the residual added first
     silu_and_mul.py       the gated half of a feed-forward layer
+
+    attention_plan.py     on a CPU: which rows attend together to which blocks
+    attention_part.py     those rows, in one call of torch
 
     reference.py          what each of them must compute, in torch, without a trick
     batch.py              PagedBatch: block tables, checked on the host before a pointer is followed
@@ -27,7 +30,7 @@ Any other even head size up to 256, and any other block size, is computed rightl
 Block tables, query starts, context lengths, positions and slots are int32; kernels widen to
 64 bits before they multiply a slot by the length of its row, which soon exceeds 2**31.
 
-Nothing is imported here: `kernels.reference`, `kernels.batch` and `kernels.errors` work where
-triton is not installed. The rest runs on a CUDA GPU, or, with TRITON_INTERPRET=1 in the
-environment before triton is imported, in Triton's interpreter on the CPU.
+Nothing is imported here: `kernels.reference`, `kernels.batch`, `kernels.errors` and what is for a
+CPU work where triton is not installed. The rest runs on a CUDA GPU, or, with TRITON_INTERPRET=1 in
+the environment before triton is imported, in Triton's interpreter on the CPU.
 """

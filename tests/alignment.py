@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from minivllm import EngineConfig, LLMEngine, SamplingParams
@@ -92,7 +94,8 @@ class RecordingEngine:
             expected = oracle.logits(prompt, token_ids)
             assert token_ids == expected.argmax(dim=-1).tolist(), name
             ours = self.logits(name, num_tokens)
-            torch.testing.assert_close(ours, expected, atol=ATOL, rtol=RTOL, msg=name)
+            told = partial("{}: {}".format, name)
+            torch.testing.assert_close(ours, expected, atol=ATOL, rtol=RTOL, msg=told)
         return outputs
 
 

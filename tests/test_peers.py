@@ -181,7 +181,7 @@ def test_a_contestant_that_spins_between_jobs_is_seen(tmp_path, monkeypatch):
             assert time.perf_counter() < deadline, "no processor time in 30 s"
             time.sleep(0.05)
         fake.ask({})
-        assert fake.idle_cpu_seconds >= 0.1
+        assert fake.idle_cpu_seconds > 0.09  # the system counts in hundredths
 
 
 # The works

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.attention_part import AttentionPart
+from kernels.attention_plan import attention_parts
 from minivllm.config import ATTENTION_BACKENDS
 from minivllm.core.batch import ScheduledSequence
 from minivllm.errors import ConfigError
@@ -69,42 +70,28 @@ block tables into whatever its kernels read, once for all layers.
 """
 
 
-class _Span(NamedTuple):
-    """One sequence's share of the step.
-
-    num_rows     rows to compute: positions [context_len - num_rows, context_len)
-    context_len  keys its last row sees
-    table        [ceil(context_len / block_size)] int64, on the device
-    mask         [num_rows, context_len], True where a row sees a key; None: one row sees them all
-    """
-
-    num_rows: int
-    context_len: int
-    table: Tensor
-    mask: Tensor | None
-
-
 @dataclass(frozen=True, slots=True)
 class TorchAttention:
-    """StepAttention in plain torch, sequence by sequence; any device.
-
-    A sequence is attended to alone and without padding, so its result does not depend on which
-    others are in the batch.
+    """StepAttention in plain torch, for any device.
 
     slot_mapping  [num_tokens] int64   block * block_size + offset each row is stored at
-    spans         one a sequence, in the order of their rows
+    parts         which rows attend together to which keys
     """
 
     slot_mapping: Tensor
-    spans: tuple[_Span, ...]
+    parts: list[AttentionPart]
 
     @classmethod
     def begin_step(cls, sequences: Sequence[ScheduledSequence], cache: KVCache) -> TorchAttention:
         """An AttentionBackend: bring ranges and tables to the device of the cache."""
-        block_size, device = cache.keys.shape[1], cache.keys.device
-        slots = torch.cat([_slots(sequence, block_size) for sequence in sequences])
-        spans = tuple(_span(sequence, block_size, device) for sequence in sequences)
-        return cls(slots.to(device), spans)
+        block_size = cache.keys.shape[1]
+        slots = [
+            sequence.block_table[position // block_size] * block_size + position % block_size
+            for sequence in sequences
+            for position in range(sequence.start, sequence.end)
+        ]
+        slot_mapping = torch.tensor(slots, device=cache.keys.device)
+        return cls(slot_mapping, attention_parts(sequences, cache))
 
     def rotate_and_store(
         self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: KVCache
@@ -120,42 +107,10 @@ class TorchAttention:
 
     def attend(self, query: Tensor, cache: KVCache) -> Tensor:
         """See StepAttention."""
-        rows_of = torch.split(query, [span.num_rows for span in self.spans])
-        each = zip(rows_of, self.spans, strict=True)
-        return torch.cat([_attend(rows, cache, span) for rows, span in each])
-
-
-def _slots(sequence: ScheduledSequence, block_size: int) -> Tensor:
-    """The slot of each position in [start, end): [end - start] int64."""
-    positions = torch.arange(sequence.start, sequence.end)
-    table = torch.tensor(sequence.block_table)
-    return table[positions // block_size] * block_size + positions % block_size
-
-
-def _span(sequence: ScheduledSequence, block_size: int, device: torch.device) -> _Span:
-    num_rows, context_len = sequence.end - sequence.start, sequence.end
-    num_blocks = -(-context_len // block_size)
-    mask = None
-    if num_rows > 1:
-        # Row i has the absolute position start + i and sees the keys 0 .. start + i.
-        mask = torch.ones(num_rows, context_len, dtype=torch.bool, device=device)
-        mask = mask.tril(sequence.start)
-    table = torch.tensor(sequence.block_table[:num_blocks], device=device)
-    return _Span(num_rows, context_len, table, mask)
-
-
-def _attend(rows: Tensor, cache: KVCache, span: _Span) -> Tensor:
-    """One sequence: gather its blocks in logical order, cut off what is not written, attend."""
-    blocks = [part.index_select(0, span.table).flatten(0, 1) for part in cache]
-    keys, values = (_heads_first(slots[: span.context_len]) for slots in blocks)
-    query = _heads_first(rows)
-    output = F.scaled_dot_product_attention(query, keys, values, span.mask, enable_gqa=True)
-    return output[0].transpose(0, 1)
-
-
-def _heads_first(rows: Tensor) -> Tensor:
-    """[n, heads, head_dim] -> [1, heads, n, head_dim], as torch wants it."""
-    return rows.transpose(0, 1)[None]
+        output = torch.empty_like(query)
+        for part in self.parts:
+            output[part.rows] = part.attend(query, cache)
+        return output
 
 
 def choose_backend(requested: str, device: torch.device) -> str:

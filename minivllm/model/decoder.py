@@ -95,7 +95,10 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 
 class Attention:
-    """Grouped-query attention over the paged cache, with rotary positions."""
+    """Grouped-query attention over the paged cache, with rotary positions.
+
+    output  the projection of what the heads give: [num_rows, heads] -> [num_rows, hidden]
+    """
 
     def __init__(self, parts: _Parts, name: str) -> None:
         config = parts.config
@@ -107,19 +110,19 @@ class Attention:
         self._query_key_value = parts.linears(
             {f"{name}.{part}": size for part, size in sizes.items()}, hidden, config.qkv_bias
         )
-        self._output = parts.linear(f"{name}.o_proj", hidden, query_size, config.output_bias)
+        self.output = parts.linear(f"{name}.o_proj", hidden, query_size, config.output_bias)
         self._query_norm = parts.head_norm(f"{name}.q_norm")
         self._key_norm = parts.head_norm(f"{name}.k_norm")
 
     def __call__(
         self, x: Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
     ) -> Tensor:
-        """[num_tokens, hidden] -> [num_tokens, hidden]; writes the rows' keys and values."""
+        """[num_tokens, hidden] -> [num_tokens, heads], writing the rows' keys and values."""
         heads = self._query_key_value(x).view(len(x), -1, self._head_dim)
         query, key, value = torch.split(heads, self._num_heads, dim=1)
         query, key = self._query_norm(query), self._key_norm(key)
         query = step.rotate_and_store(query, key, value, rotation, cache)
-        return self._output(step.attend(query, cache).flatten(1))
+        return step.attend(query, cache).flatten(1)
 
 
 class MLP:
@@ -135,7 +138,7 @@ class MLP:
         self._down = parts.linear(f"{name}.down_proj", hidden, inner, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, hidden] -> [num_tokens, hidden]."""
+        """[num_rows, hidden] -> [num_rows, hidden]."""
         return self._down(self._silu_and_mul(self._gate_up(x)))
 
 
@@ -153,13 +156,16 @@ class DecoderLayer:
         self._mlp_norm = parts.norm(f"{name}.post_attention_layernorm", hidden)
         self._mlp = MLP(parts, f"{name}.mlp")
 
-    def __call__(
+    def attend(
         self, x: Tensor, update: Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
     ) -> tuple[Tensor, Tensor]:
-        """(x, update) -> (x, update), all [num_tokens, hidden]."""
+        """(x, update) -> (x, heads), all [num_tokens, ...]; writes the rows' keys and values."""
         normed, x = self._attention_norm.of_sum(x, update)
-        update = self._attention(normed, rotation, cache, step)
-        normed, x = self._mlp_norm.of_sum(x, update)
+        return x, self._attention(normed, rotation, cache, step)
+
+    def finish(self, x: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """(x, heads) -> (x, update): the part in which a row needs no other row."""
+        normed, x = self._mlp_norm.of_sum(x, self._attention.output(heads))
         return x, self._mlp(normed)
 
 
@@ -188,20 +194,30 @@ class Decoder:
         self._rotary = RotaryTable(cos.to(device), sin.to(device))
 
     def hidden(
-        self, token_ids: Tensor, positions: Tensor, kv: Sequence[KVCache], step: StepAttention
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: Sequence[KVCache],
+        step: StepAttention,
+        wanted: Tensor | slice = slice(None),
     ) -> Tensor:
-        """The rows' last hidden states, before the final norm: [num_tokens, hidden].
+        """The wanted rows' last hidden states, before the final norm: [num_wanted, hidden].
 
         token_ids, positions  [num_tokens] int64, on the decoder's device
         kv                    one KVCache a layer; the rows' slots are written
         step                  attention for exactly these rows
+        wanted                which rows; all by default. Of the others the last layer computes
+                              keys and values only: nobody reads more of them
         """
         # The embedding is the first update of an empty residual.
         update = self._embedding[token_ids]
         x = torch.zeros_like(update)
         rotation = rotation_at(positions, self._rotary, x.dtype)
         for layer, cache in zip(self._layers, kv, strict=True):
-            x, update = layer(x, update, rotation, cache, step)
+            x, heads = layer.attend(x, update, rotation, cache, step)
+            if layer is self._layers[-1]:
+                x, heads = x[wanted], heads[wanted]
+            x, update = layer.finish(x, heads)
         return x + update
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence,
 from minivllm.errors import ConfigError, DeviceError, ModelError
 from minivllm.model.attention import KVCache, choose_backend, select_attention_backend
 from minivllm.model.decoder import Decoder
-from minivllm.model.linear import DenseLinear
+from minivllm.model.linear import select_linear
 from minivllm.model.loader import Checkpoint, ModelFolder, resolve_model
 from minivllm.model.ops import select_ops
 from minivllm.model.sampler import Sampler
@@ -112,8 +112,8 @@ class ModelRunner:
         launches return at once. The next step is scheduled only when this one's tokens are known.
         """
         hidden = self._compute(batch.sequences)
-        # Sequence i owns the rows [row_ends[i - 1], row_ends[i]).
-        row_ends = list(accumulate(s.end - s.start for s in batch.sequences))
+        # Of sequence i it holds the rows [row_ends[i - 1], row_ends[i]).
+        row_ends = list(accumulate(len(_wanted(s)) for s in batch.sequences))
         for sequence, row_end in zip(batch.sequences, row_ends, strict=True):
             if sequence.prompt_logprobs is not None:
                 rows = hidden[row_end - (sequence.end - sequence.start) : row_end]
@@ -122,7 +122,8 @@ class ModelRunner:
 
     def _build(self, folder: ModelFolder) -> Decoder:
         checkpoint = Checkpoint(folder.path, self.device, self.dtype)
-        decoder = Decoder(folder.config, checkpoint, DenseLinear, self._ops)
+        linear = select_linear(self.device, self.dtype)
+        decoder = Decoder(folder.config, checkpoint, linear, self._ops)
         checkpoint.check_all_used()
         return decoder
 
@@ -142,9 +143,12 @@ class ModelRunner:
         )
 
     def _compute(self, sequences: list[ScheduledSequence]) -> Tensor:
-        """Hidden states at the positions [start, end) of all sequences: [num_tokens, hidden]."""
+        """Compute [start, end) of all sequences; hidden states of what is _wanted of each."""
+        rows = ((s, position) for s in sequences for position in range(s.start, s.end))
+        # One row at least: a kernel takes no empty batch.
+        wanted = [i for i, (s, position) in enumerate(rows) if position in _wanted(s)] or [0]
         if self._graphs is not None and self._graphs.fits(sequences):
-            return self._graphs.hidden(sequences)
+            return self._graphs.hidden(sequences)[to_device(wanted, self.device)]
         token_ids = [token for s in sequences for token in s.token_ids[s.start : s.end]]
         positions = [position for s in sequences for position in range(s.start, s.end)]
         return self._decoder.hidden(
@@ -152,6 +156,7 @@ class ModelRunner:
             to_device(positions, self.device),
             self._kv,
             self._begin_attention(sequences, self._kv[0]),
+            to_device(wanted, self.device),
         )
 
     def _decode(self, token_ids: Tensor, batch: PagedBatch) -> Tensor:
@@ -189,3 +194,10 @@ class ModelRunner:
                 self._decoder.logits(rows), next_token_ids, sequence.params.prompt_logprobs or 0
             )
             scores.update(zip(scored, found, strict=True))
+
+
+def _wanted(sequence: ScheduledSequence) -> range:
+    """Positions whose hidden states are read: the newest token's, or all if it asks for scores."""
+    if sequence.prompt_logprobs is not None:
+        return range(sequence.start, sequence.end)
+    return range(sequence.end - sequence.samples, sequence.end)
