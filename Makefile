@@ -67,6 +67,9 @@ figures: $(READY)  ## measure and draw the book's figures again (half an hour, b
 	$(PY) -m chapters.ch05_model_runner.measure > docs/figures/ch05-measure.txt
 	$(PY) -m chapters.ch07_suffix_prefill.measure > docs/figures/ch07-measure.txt
 	$(PY) -m benchmarks.core --rounds 30 > docs/figures/when-core.txt
+	$(PY) -m benchmarks.cpu_linear > docs/figures/cpu-linear.txt
+	$(PY) -m benchmarks.cpu_step > docs/figures/cpu-step.txt
+	$(PY) -m benchmarks.cpu_sharing > docs/figures/cpu-sharing.txt
 	$(PY) -m benchmarks.pressure --plot docs/figures > docs/figures/pressure-chat.txt
 	$(if $(TRACE),$(PY) -m benchmarks.pressure --trace $(TRACE) --plot docs/figures \
 	  > docs/figures/pressure-trace.txt)

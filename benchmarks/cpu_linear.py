@@ -4,7 +4,8 @@
 
 Shapes are those of the default model. Each way goes through 30 matrices in turn, as a step goes
 through its layers, so that every weight comes from memory; the ways take turns, too, and the
-figure is the lowest of all rounds. The error is the mean distance to the product in float64.
+figure is the lowest of all rounds. The error is the mean distance to the product in float64. The
+last line counts in how many shapes the first row has the same bits as if it were multiplied alone.
 
     F.linear     the weight as it lies in the checkpoint
     transposed   (weight @ rows.t()).t()
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +35,19 @@ ROWS = (1, 8, 32, 128, 512)
 NUM_LAYERS = 30
 
 Way = Callable[[Tensor], Tensor]
+
+
+class Found(NamedTuple):
+    """One way, one shape.
+
+    microseconds   a product
+    error          mean distance to the product in float64
+    bits_as_alone  the first row is what it is without the others
+    """
+
+    microseconds: float
+    error: float
+    bits_as_alone: bool
 
 
 def plain(weight: Tensor) -> Way:
@@ -76,8 +91,8 @@ WAYS: dict[str, Callable[[Tensor], Way]] = {
 @torch.inference_mode()
 def measure(
     shape: tuple[int, int], num_rows: int, num_rounds: int, num_layers: int = NUM_LAYERS
-) -> dict[str, tuple[float, float]]:
-    """(microseconds a product, mean error) by way."""
+) -> dict[str, Found]:
+    """What was found, by way."""
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(shape, generator=generator) * 0.05 for _ in range(num_layers)]
     rows = torch.randn(num_rows, shape[1], generator=generator)
@@ -91,8 +106,13 @@ def measure(
                 product(rows)
             seconds = (perf_counter() - started) / num_layers
             fastest[name] = min(fastest[name], seconds * 1e6)
-    errors = {name: (products[0](rows) - exact).abs().mean() for name, products in layers.items()}
-    return {name: (fastest[name], float(errors[name])) for name in WAYS}
+    found = {}
+    for name, (product, *_) in layers.items():
+        result = product(rows)
+        bits_as_alone = torch.equal(result[:1], product(rows[:1]))
+        error = float((result - exact).abs().mean())
+        found[name] = Found(fastest[name], error, bits_as_alone)
+    return found
 
 
 def main() -> int:
@@ -105,16 +125,18 @@ def main() -> int:
         return 2
     print(machine(), f"torch {torch.__version__}, {torch.get_num_threads()} threads", sep=", ")
     print(f"\n{'us a product':22}" + "".join(f"{name:>12}" for name in WAYS))
-    errors: dict[str, list[float]] = {name: [] for name in WAYS}
+    all_found = []
     for layer, shape in SHAPES.items():
         for num_rows in ROWS:
             found = measure(shape, num_rows, arguments.rounds)
-            times = "".join(f"{microseconds:12.0f}" for microseconds, _ in found.values())
+            times = "".join(f"{each.microseconds:12.0f}" for each in found.values())
             print(f"{layer:10}{num_rows:>7} rows{times}", flush=True)
-            for name, (_, error) in found.items():
-                errors[name].append(error)
-    means = "".join(f"{sum(each) / len(each):12.1e}" for each in errors.values())
-    print(f"{'mean error':22}{means}")
+            all_found.append(found)
+    errors = [sum(found[name].error for found in all_found) / len(all_found) for name in WAYS]
+    print(f"{'mean error':22}" + "".join(f"{error:12.1e}" for error in errors))
+    same = [sum(found[name].bits_as_alone for found in all_found) for name in WAYS]
+    counts = "".join(f"{f'{count} of {len(all_found)}':>12}" for count in same)
+    print(f"{'bits as alone':22}{counts}")
     return 0
 
 

@@ -62,8 +62,18 @@ def pages() -> dict[str, Page]:
         ),
         "kernels.md": Page(
             "kernels",
-            "Triton kernels, each beside its plain torch reference.",
-            _modules("kernels", ("reference", "store_kv", "paged_attention", "split_attention")),
+            "Triton kernels, each beside its plain torch reference; and attention on a CPU.",
+            _modules(
+                "kernels",
+                (
+                    "reference",
+                    "store_kv",
+                    "paged_attention",
+                    "split_attention",
+                    "attention_plan",
+                    "attention_part",
+                ),
+            ),
         ),
     }
 
