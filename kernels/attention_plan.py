@@ -108,7 +108,10 @@ class _Plan:
         return groups.values()
 
     def _num_shared_blocks(self, group: list[_Member]) -> int:
-        """Blocks that all of a group hold before their rows; 0 if a shared part does not pay."""
+        """Blocks that all of a group hold before their rows; 0 if a shared part does not pay.
+
+        Or if it cannot be joined: only the CPU's attention tells the l that this takes.
+        """
         num_blocks = _num_common([m.table[: m.start // self._block_size] for m in group])
         num_spared_keys = num_blocks * self._block_size * (len(group) - 1)
         pays = num_spared_keys >= _LEAST_SPARED_KEYS and self._device.type == "cpu"
