@@ -1,4 +1,4 @@
-"""PagedAttention: Triton kernels for a GPU, each with a plain torch reference, and torch on a CPU.
+"""PagedAttention: Triton kernels for a GPU, C for a CPU, each with a plain torch reference.
 
     store_kv.py           scatter new keys and values into the paged cache
     paged_attention.py    attention of any query range: prefill, chunk, suffix, decode, mixed
@@ -8,8 +8,8 @@
     rms_norm.py           RMSNorm, alone or with the residual added first
     silu_and_mul.py       the gated half of a feed-forward layer
 
-    attention_plan.py     on a CPU: which rows attend together to which blocks
-    attention_part.py     those rows, in one call of torch
+    native/               the same in C, for a CPU: see `kernels.native`
+    gathered_attention.py attention in plain torch, where neither can run
 
     reference.py          what each of them must compute, in torch, without a trick
     batch.py              PagedBatch: block tables, checked on the host before a pointer is followed

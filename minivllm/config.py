@@ -10,7 +10,7 @@ DEFAULT_KV_CACHE_BYTES = 1 << 30
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTENTION_BACKENDS = ("auto", "torch", "triton")
+ATTENTION_BACKENDS = ("auto", "native", "torch", "triton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class EngineConfig:
     enable_prefix_caching    reuse the KV blocks of prefixes computed before
     prefix_cache_max_share   share of the pool, 0 to 1, that may stay cached while nobody uses it
     weights_version          part of every block's key; give another one for other weights
-    attention_backend        "auto" is triton on cuda, torch on cpu; MINIVLLM_ATTENTION overrides
+    attention_backend        "auto" is triton on cuda, native (C, compiled here) on cpu, and torch
+                             where these cannot run; MINIVLLM_ATTENTION overrides
     hash_function            bytes -> bytes for block keys; None: xxhash, 128 bit
     debug_checks             check every invariant in every step (slow)
     """

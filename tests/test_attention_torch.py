@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minivllm.core.batch import ScheduledSequence
-from minivllm.errors import ConfigError
-from minivllm.model.attention import KVCache, TorchAttention, select_attention_backend
+from minivllm.model.attention import KVCache, TorchAttention
 from minivllm.sampling_params import SamplingParams
 from tests.tiny_models import one_thread
 
@@ -149,29 +148,3 @@ def test_a_table_may_be_longer_than_the_context():
     step = TorchAttention.begin_step([scheduled(0, 1, [1, 3])], cache)
     step.store(cache, torch.ones(1, 1, 2), torch.full((1, 1, 2), 5.0))
     assert step.attend(torch.ones(1, 1, 2), cache).tolist() == [[[5.0, 5.0]]]
-
-
-@pytest.mark.parametrize("requested", ["auto", "torch"])
-def test_auto_and_torch_give_the_torch_backend_on_a_cpu(monkeypatch, requested):
-    monkeypatch.delenv("MINIVLLM_ATTENTION", raising=False)
-    cache = poisoned_cache(1, 1, 1, 2)
-    step = select_attention_backend(requested, CPU)([scheduled(0, 1, [0])], cache)
-    assert isinstance(step, TorchAttention)
-
-
-def test_triton_on_a_cpu_is_refused_with_the_reason(monkeypatch):
-    monkeypatch.delenv("MINIVLLM_ATTENTION", raising=False)
-    with pytest.raises(ConfigError, match=r"triton.*CUDA GPU.*device is cpu.*use auto or torch"):
-        select_attention_backend("triton", CPU)
-
-
-def test_the_environment_overrides_the_config(monkeypatch):
-    monkeypatch.setenv("MINIVLLM_ATTENTION", "triton")
-    with pytest.raises(ConfigError, match="triton"):
-        select_attention_backend("torch", CPU)
-
-
-def test_an_unknown_backend_in_the_environment_is_named(monkeypatch):
-    monkeypatch.setenv("MINIVLLM_ATTENTION", "flash")
-    with pytest.raises(ConfigError, match=r"MINIVLLM_ATTENTION is 'flash'.*auto, torch, triton"):
-        select_attention_backend("auto", CPU)

@@ -14,23 +14,20 @@ Block size 4, block table [7, 2], start 5, end 7:
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from kernels.attention_part import AttentionPart
-from kernels.attention_plan import attention_parts
-from minivllm.config import ATTENTION_BACKENDS
+from kernels.batch import slots_of
+from kernels.gathered_attention import GatheredAttention
+from kernels.native.attention import NativeAttention
 from minivllm.core.batch import ScheduledSequence
-from minivllm.errors import ConfigError
+from minivllm.model.backend import native_library
 from minivllm.model.rope import Rotation, rotate
-
-ENVIRONMENT_VARIABLE = "MINIVLLM_ATTENTION"
 
 
 class KVCache(NamedTuple):
@@ -72,26 +69,23 @@ block tables into whatever its kernels read, once for all layers.
 
 @dataclass(frozen=True, slots=True)
 class TorchAttention:
-    """StepAttention in plain torch, for any device.
+    """StepAttention in plain torch, for any device and dtype.
 
     slot_mapping  [num_tokens] int64   block * block_size + offset each row is stored at
-    parts         which rows attend together to which keys
+    gathered      what each sequence's rows read
     """
 
     slot_mapping: Tensor
-    parts: list[AttentionPart]
+    gathered: GatheredAttention
 
     @classmethod
     def begin_step(cls, sequences: Sequence[ScheduledSequence], cache: KVCache) -> TorchAttention:
         """An AttentionBackend: bring ranges and tables to the device of the cache."""
         block_size = cache.keys.shape[1]
-        slots = [
-            sequence.block_table[position // block_size] * block_size + position % block_size
-            for sequence in sequences
-            for position in range(sequence.start, sequence.end)
-        ]
+        ranges = [(each.block_table, (each.start, each.end)) for each in sequences]
+        slots = [slot for table, span in ranges for slot in slots_of(table, span, block_size)]
         slot_mapping = torch.tensor(slots, device=cache.keys.device)
-        return cls(slot_mapping, attention_parts(sequences, cache))
+        return cls(slot_mapping, GatheredAttention.of(sequences, cache))
 
     def rotate_and_store(
         self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: KVCache
@@ -107,45 +101,16 @@ class TorchAttention:
 
     def attend(self, query: Tensor, cache: KVCache) -> Tensor:
         """See StepAttention."""
-        output = torch.empty_like(query)
-        for part in self.parts:
-            output[part.rows] = part.attend(query, cache)
-        return output
+        return self.gathered.attend(query, cache)
 
 
-def choose_backend(requested: str, device: torch.device) -> str:
-    """Torch or triton: what EngineConfig.attention_backend or MINIVLLM_ATTENTION comes to.
-
-    Auto is triton on a GPU that has it. Raises ConfigError for an unknown name, and for triton
-    where it cannot run.
-    """
-    name = os.environ.get(ENVIRONMENT_VARIABLE) or requested
-    if name not in ATTENTION_BACKENDS:
-        allowed = ", ".join(ATTENTION_BACKENDS)
-        raise ConfigError(f"{ENVIRONMENT_VARIABLE} is {name!r}; it must be one of {allowed}")
-    missing = _missing_for_triton(device)
-    if name == "triton" and missing:
-        raise ConfigError(f"attention_backend is 'triton', but {missing}; use auto or torch")
-    if name == "auto":
-        return "triton" if device.type == "cuda" and not missing else "torch"
-    return name
-
-
-def select_attention_backend(requested: str, device: torch.device) -> AttentionBackend:
-    """The backend that choose_backend names. Raises ConfigError."""
-    if choose_backend(requested, device) == "torch":
+def select_attention_backend(name: str) -> AttentionBackend:
+    """The backend of that name, which choose_backend has found to run here."""
+    if name == "torch":
         return TorchAttention.begin_step
+    if name == "native":
+        return partial(NativeAttention.begin_step, native_library())
     # Imported late: there is no triton on every machine.
     from kernels.step_attention import TritonAttention
 
     return TritonAttention.begin_step
-
-
-def _missing_for_triton(device: torch.device) -> str | None:
-    """The first thing that the Triton backend lacks here; None: it can run."""
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        slowly = "(TRITON_INTERPRET=1 in the environment runs it on a CPU, slowly)"
-        return f"it needs a CUDA GPU and the device is {device.type} {slowly}"
-    return None

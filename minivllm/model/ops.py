@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.model.attention import choose_backend
+from kernels.native.ops import NativeOps
+from minivllm.model.backend import native_library
 
 
 class Ops(NamedTuple):
@@ -35,9 +36,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     The kernel rounds once, at the end: in half precision the two differ by a rounding.
     """
     wide = x.float()
-    # F.rms_norm would pass over the rows five times, this three times.
-    length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    scale = (length.square() / x.shape[-1] + eps).rsqrt_()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale).to(x.dtype) * weight
 
 
@@ -56,10 +55,13 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 TORCH_OPS = Ops(rms_norm, add_rms_norm, silu_and_mul)
 
 
-def select_ops(requested: str, device: torch.device) -> Ops:
-    """The functions that go with the attention backend of the same name. Raises ConfigError."""
-    if choose_backend(requested, device) == "torch":
+def select_ops(backend: str) -> Ops:
+    """The functions that go with the attention backend of the same name."""
+    if backend == "torch":
         return TORCH_OPS
+    if backend == "native":
+        native = NativeOps(native_library())
+        return Ops(native.rms_norm, native.add_rms_norm, native.silu_and_mul)
     # Imported late: there is no triton on every machine.
     from kernels import rms_norm as norms
     from kernels.silu_and_mul import silu_and_mul as fused_silu_and_mul

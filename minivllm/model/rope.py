@@ -26,8 +26,7 @@ class RotaryTable(NamedTuple):
 class Rotation(NamedTuple):
     """The angles of one step's rows, in the two forms in which attention backends read them.
 
-    cos, sin  each row's own, [num_tokens, 1, head_dim] in the network's dtype; 1 is the heads. Both
-              halves of a head turn by the same angles: cos is [cos, cos], sin is [-sin, sin]
+    cos, sin  each row's own, [num_tokens, 1, head_dim / 2] in the network's dtype; 1 is the heads
     table     every position's, for a kernel that finds each row's own by itself
     """
 
@@ -70,17 +69,12 @@ def rotation_at(positions: Tensor, table: RotaryTable, dtype: torch.dtype) -> Ro
 
     positions  [num_tokens] absolute positions
     """
-    cos, sin = (angles[positions][:, None, :].to(dtype) for angles in table)
-    return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1), table)
+    cos, sin = (angles[positions][:, None].to(dtype) for angles in table)
+    return Rotation(cos, sin, table)
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
     """Turn each pair (x_i, x_{i + head_dim/2}) by its angle. [num_tokens, heads, head_dim]."""
-    turned = heads * rotation.cos
-    # In place, one half at a time: putting new halves together would copy every head once more.
     first, second = heads.chunk(2, dim=-1)
-    sin_of_first, sin_of_second = rotation.sin.chunk(2, dim=-1)
-    turned_first, turned_second = turned.chunk(2, dim=-1)
-    turned_first.addcmul_(second, sin_of_first)
-    turned_second.addcmul_(first, sin_of_second)
-    return turned
+    cos, sin = rotation.cos, rotation.sin
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

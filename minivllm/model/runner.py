@@ -12,7 +12,8 @@ from kernels.decode_graphs import DecodeGraphs, record_cuda_graph, to_device
 from minivllm.config import EngineConfig
 from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence, TokenLogprobs
 from minivllm.errors import ConfigError, DeviceError, ModelError
-from minivllm.model.attention import KVCache, choose_backend, select_attention_backend
+from minivllm.model.attention import KVCache, select_attention_backend
+from minivllm.model.backend import choose_backend
 from minivllm.model.decoder import Decoder
 from minivllm.model.linear import select_linear
 from minivllm.model.loader import Checkpoint, ModelFolder, resolve_model
@@ -45,10 +46,10 @@ class ModelRunner:
         """Load the model that `config` names. Raises ConfigError, DeviceError, ModelError."""
         self.device = select_device(config.device)
         self._config = config
-        self._begin_attention = select_attention_backend(config.attention_backend, self.device)
-        self._ops = select_ops(config.attention_backend, self.device)
         folder = ModelFolder.open(resolve_model(config.model))
         self.dtype = select_dtype(config.dtype, self.device, folder.weight_dtype)
+        self.backend = choose_backend(config.attention_backend, self.device, self.dtype)
+        self._begin_attention = select_attention_backend(self.backend)
         self.model_config = folder.config
         self.model_path = folder.path
         self.vocab_size = folder.config.vocab_size
@@ -122,15 +123,14 @@ class ModelRunner:
 
     def _build(self, folder: ModelFolder) -> Decoder:
         checkpoint = Checkpoint(folder.path, self.device, self.dtype)
-        linear = select_linear(self.device, self.dtype)
-        decoder = Decoder(folder.config, checkpoint, linear, self._ops)
+        linear, ops = select_linear(self.backend), select_ops(self.backend)
+        decoder = Decoder(folder.config, checkpoint, linear, ops)
         checkpoint.check_all_used()
         return decoder
 
     def _decode_graphs(self, num_blocks: int, block_size: int) -> DecodeGraphs | None:
         """Recordings of decode steps, for the kernels on a GPU; None elsewhere."""
-        backend = choose_backend(self._config.attention_backend, self.device)
-        if self.device.type != "cuda" or backend != "triton":
+        if self.device.type != "cuda" or self.backend != "triton":
             return None
         return DecodeGraphs(
             self._decode,

@@ -1,0 +1,290 @@
+/* PagedAttention on a CPU: the rows of several sequences that see the same blocks go together.
+
+   The keys are taken in chunks of CHUNK positions, from position 0 on. For each chunk a row keeps
+   the largest score so far, the sum of e^(score - largest), and the same sum weighted with the
+   values (online softmax, Milakov & Gimelshein 2018; FlashAttention, Dao et al. 2022).
+
+   Where a chunk ends depends on positions alone. So a row's bits do not depend on which rows stand
+   beside it, on how much of its prompt was cached, or on how many threads there are. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "tile.h"
+
+enum { CHUNK = 64 };
+
+/* Rows at neighbouring positions of one sequence. */
+struct span {
+  int sequence, first_row, first_position, num_rows;
+};
+
+/* Neighbours in a bundle that have the same blocks where a chunk lies.
+
+   The keys of positions [first, first + count) are looked up once for all of them. row, num_rows:
+   where their rows lie in the scratch. key, value: where the keys and values lie, one KV head's. */
+struct run {
+  const struct span *spans, *behind;
+  int first, count, row, num_rows;
+  const float *key[CHUNK], *value[CHUNK];
+};
+
+/* What all layers of a step have in common.
+
+   tables    [num_sequences][max_blocks]
+   spans     sorted so that sequences with the same blocks are neighbours
+   bundles   [num_bundles + 1]: bundle b is the spans [bundles[b], bundles[b + 1])
+   max_rows  of a bundle */
+struct step {
+  const int *tables;
+  const struct span *spans;
+  const int *bundles;
+  int max_blocks, block_size, num_bundles, max_rows, num_heads, num_kv_heads, head_dim;
+};
+
+/* One thread's memory. A row of it is one head of one of the bundle's rows.
+
+   queries  [rows][head_dim], scaled       scores   [rows][CHUNK], then e^(score - largest)
+   sums     [rows][width]                  keys     panels of a chunk: [CHUNK / WIDTH][head_dim][WIDTH]
+   largest, weight  [rows]                 values   [width / WIDTH][CHUNK][WIDTH]
+   width is head_dim, up to a whole panel. */
+struct scratch {
+  float *queries, *scores, *sums, *keys, *values, *largest, *weight;
+  int width;
+};
+
+static int smaller(int a, int b) { return a < b ? a : b; }
+
+static int end_of(const struct span *span) { return span->first_position + span->num_rows; }
+
+static float *take(float **memory, size_t size) {
+  float *taken = *memory;
+  *memory += size;
+  return taken;
+}
+
+/* A thread's memory, taken in one piece, which begins at `queries`. NULL there: there is none. */
+static struct scratch new_scratch(size_t rows, size_t head_dim) {
+  size_t width = (head_dim + WIDTH - 1) / WIDTH * WIDTH;
+  size_t size = rows * (head_dim + CHUNK + width + 2) + CHUNK * (head_dim + width);
+  float *memory = calloc(size, sizeof(float));
+  struct scratch scratch = {.queries = memory, .width = (int)width};
+  if (!memory) return scratch;
+  take(&memory, rows * head_dim);
+  scratch.scores = take(&memory, rows * CHUNK);
+  scratch.sums = take(&memory, rows * width);
+  scratch.keys = take(&memory, CHUNK * head_dim);
+  scratch.values = take(&memory, CHUNK * width);
+  scratch.largest = take(&memory, rows);
+  scratch.weight = take(&memory, rows);
+  return scratch;
+}
+
+/* Whether two sequences have the same blocks where the chunk lies that begins at `first`. */
+static int same_blocks(const struct step *step, int a, int b, int first) {
+  if (a == b) return 1;
+  int from = first / step->block_size;
+  int until = smaller((first + CHUNK - 1) / step->block_size + 1, step->max_blocks);
+  const int *table = step->tables + (ptrdiff_t)a * step->max_blocks;
+  const int *other = step->tables + (ptrdiff_t)b * step->max_blocks;
+  return !memcmp(table + from, other + from, sizeof(int) * (until - from));
+}
+
+/* Eight rows of eight become eight columns. */
+static inline void transpose(const float *const *from, int offset, float *to) {
+  vec row[LANES], half[LANES];
+  for (int i = 0; i < LANES; i++) row[i] = load(from[i] + offset);
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+  for (int i = 0; i < LANES; i += 2) {
+    half[i] = PICK(row[i], row[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+    half[i + 1] = PICK(row[i], row[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+  }
+  for (int i = 0; i < LANES; i += 4)
+    for (int j = i; j < i + 2; j++) {
+      row[j] = PICK(half[j], half[j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      row[j + 2] = PICK(half[j], half[j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  for (int i = 0; i < 4; i++) {
+    store(to + i * WIDTH, PICK(row[i], row[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+    store(to + (i + 4) * WIDTH, PICK(row[i], row[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
+  }
+#undef PICK
+}
+
+/* Find the keys and values of a run, and ask for them: memory brings them while others are used.
+
+   Behind the last key it stands again, so that keys can be turned by eights: nobody looks at it. */
+static void locate(const struct step *step, const float *keys, const float *values, int kv_head,
+                   struct run *run) {
+  const int *table = step->tables + (ptrdiff_t)run->spans->sequence * step->max_blocks;
+  for (int i = 0; i < CHUNK; i++) {
+    int position = run->first + smaller(i, run->count - 1);
+    int block = position / step->block_size, offset = position - block * step->block_size;
+    ptrdiff_t slot = (ptrdiff_t)table[block] * step->block_size + offset;
+    ptrdiff_t at = (slot * step->num_kv_heads + kv_head) * step->head_dim;
+    run->key[i] = keys + at;
+    run->value[i] = values + at;
+    if (i < run->count)
+      for (int c = 0; c < step->head_dim; c += WIDTH) {
+        __builtin_prefetch(keys + at + c, 0, 2);
+        __builtin_prefetch(values + at + c, 0, 2);
+      }
+  }
+}
+
+/* Bring them into panels, see struct scratch. */
+static void gather(const struct run *run, int dim, const struct scratch *to) {
+  int c;
+  for (int i = 0; i < run->count; i += LANES) {
+    float *panel = to->keys + i / WIDTH * WIDTH * dim + i % WIDTH;
+    for (c = 0; c + LANES <= dim; c += LANES) transpose(run->key + i, c, panel + c * WIDTH);
+    for (; c < dim; c++)
+      for (int lane = 0; lane < LANES; lane++) panel[c * WIDTH + lane] = run->key[i + lane][c];
+  }
+  for (c = 0; c + WIDTH <= dim; c += WIDTH)
+    for (int i = 0; i < run->count; i++)
+      memcpy(to->values + c * CHUNK + i * WIDTH, run->value[i] + c, sizeof(float) * WIDTH);
+  for (; c < dim; c++)
+    for (int i = 0; i < run->count; i++)
+      to->values[c / WIDTH * WIDTH * CHUNK + i * WIDTH + c % WIDTH] = run->value[i][c];
+}
+
+/* The scores of one row become weights relative to its largest so far; the first `seen` count. */
+static void soften(float *scores, int seen, float *sums, int width, float *largest, float *weight) {
+  for (int i = seen; i < CHUNK; i++) scores[i] = -INFINITY;
+  vec top = load(scores);
+  for (int i = LANES; i < CHUNK; i += LANES) {
+    vec next = load(scores + i);
+    top = choose(next > top, next, top);
+  }
+  float new_largest = fmaxf(*largest, largest_of(top));
+  vec total = {0};
+  for (int i = 0; i < CHUNK; i += LANES) {
+    vec each = exp_of(load(scores + i) - new_largest);
+    store(scores + i, each);
+    total += each;
+  }
+  vec shrink = exp_of(spread(*largest) - new_largest);
+  for (int i = 0; i < width; i += LANES) store(sums + i, load(sums + i) * shrink);
+  *weight = *weight * shrink[0] + sum_of(total);
+  *largest = new_largest;
+}
+
+/* The rows of a run go over its keys and values. */
+static void attend_to(const struct step *step, const struct run *run,
+                      const struct scratch *scratch) {
+  int dim = step->head_dim, width = scratch->width, group = step->num_heads / step->num_kv_heads;
+  float *scores = scratch->scores + (ptrdiff_t)run->row * CHUNK;
+  float *sums = scratch->sums + (ptrdiff_t)run->row * width;
+  memset(scores, 0, sizeof(float) * run->num_rows * CHUNK);
+  for (int i = 0; i < run->count; i += WIDTH)
+    panel_product(run->num_rows, scratch->queries + (ptrdiff_t)run->row * dim, dim,
+                  scratch->keys + i * dim, dim, scores + i, CHUNK);
+  int at = 0;
+  for (const struct span *span = run->spans; span < run->behind; span++)
+    for (int i = 0; i < span->num_rows; i++)
+      for (int head = 0; head < group; head++, at++) {
+        int seen = smaller(span->first_position + i + 1 - run->first, run->count);
+        if (seen > 0)
+          soften(scores + at * CHUNK, seen, sums + (ptrdiff_t)at * width, width,
+                 scratch->largest + run->row + at, scratch->weight + run->row + at);
+        else
+          memset(scores + at * CHUNK, 0, sizeof(float) * CHUNK);
+      }
+  for (int c = 0; c < width; c += WIDTH)
+    panel_product(run->num_rows, scores, CHUNK, scratch->values + c * CHUNK, run->count, sums + c,
+                  width);
+}
+
+/* The run behind `run`, of the same chunk or of the next; 0: there is none. */
+static int next_run(const struct step *step, const struct span *spans, const struct span *behind,
+                    const struct run *run, struct run *next) {
+  int group = step->num_heads / step->num_kv_heads, context = 0;
+  for (const struct span *span = spans; span < behind; span++)
+    if (end_of(span) > context) context = end_of(span);
+  next->first = run->first;
+  next->behind = run->behind;
+  next->row = run->row + run->num_rows;
+  do {
+    if (next->behind == behind) {
+      next->first += CHUNK;
+      next->behind = spans;
+      next->row = 0;
+    }
+    if (next->first >= context) return 0;
+    const struct span *span = next->spans = next->behind;
+    int end = 0;
+    next->num_rows = 0;
+    for (; span < behind; span++) {
+      if (!same_blocks(step, next->spans->sequence, span->sequence, next->first)) break;
+      if (end_of(span) > end) end = end_of(span);
+      next->num_rows += span->num_rows * group;
+    }
+    next->behind = span;
+    next->count = smaller(end - next->first, CHUNK);
+    if (next->count <= 0) next->row += next->num_rows;
+  } while (next->count <= 0);
+  return 1;
+}
+
+/* All rows of a bundle, the heads that read one KV head. */
+static void attend_together(const struct step *step, const struct scratch *scratch, int bundle,
+                            int kv_head, const float *query, const float *keys,
+                            const float *values, float *output) {
+  const struct span *spans = step->spans + step->bundles[bundle];
+  const struct span *behind = step->spans + step->bundles[bundle + 1];
+  int dim = step->head_dim, width = scratch->width, group = step->num_heads / step->num_kv_heads;
+  float scale = 1.0f / sqrtf(dim);
+  int num_rows = 0;
+  for (const struct span *span = spans; span < behind; span++)
+    for (int i = 0; i < span->num_rows; i++)
+      for (int head = 0; head < group; head++, num_rows++) {
+        ptrdiff_t at = (ptrdiff_t)(span->first_row + i) * step->num_heads + kv_head * group + head;
+        for (int c = 0; c < dim; c++)
+          scratch->queries[(ptrdiff_t)num_rows * dim + c] = query[at * dim + c] * scale;
+        scratch->largest[num_rows] = -INFINITY;
+        scratch->weight[num_rows] = 0;
+      }
+  memset(scratch->sums, 0, sizeof(float) * num_rows * width);
+  struct run runs[2] = {{.behind = behind, .first = -CHUNK}};
+  int now = 1, more = next_run(step, spans, behind, &runs[0], &runs[1]);
+  locate(step, keys, values, kv_head, &runs[1]);
+  while (more) {
+    struct run *run = &runs[now], *next = &runs[1 - now];
+    more = next_run(step, spans, behind, run, next);
+    if (more) locate(step, keys, values, kv_head, next);
+    gather(run, dim, scratch);
+    attend_to(step, run, scratch);
+    now = 1 - now;
+  }
+  int row = 0;
+  for (const struct span *span = spans; span < behind; span++)
+    for (int i = 0; i < span->num_rows; i++)
+      for (int head = 0; head < group; head++, row++) {
+        ptrdiff_t at = (ptrdiff_t)(span->first_row + i) * step->num_heads + kv_head * group + head;
+        for (int c = 0; c < dim; c++)
+          output[at * dim + c] = scratch->sums[(ptrdiff_t)row * width + c] / scratch->weight[row];
+      }
+}
+
+/* query, output  [num_tokens][num_heads][head_dim]
+   keys, values   [num_blocks][block_size][num_kv_heads][head_dim]
+   returns        0; 1: there is no memory for the threads to work in */
+int attend(const struct step *step, const float *query, const float *keys, const float *values,
+           float *output) {
+  int num_items = step->num_bundles * step->num_kv_heads, failed = 0;
+  int rows = step->max_rows * (step->num_heads / step->num_kv_heads);
+#pragma omp parallel reduction(| : failed)
+  {
+    struct scratch scratch = new_scratch(rows, step->head_dim);
+    failed = !scratch.queries;
+    /* The last bundles of a long prompt see the most keys: they come first. */
+#pragma omp for schedule(dynamic)
+    for (int item = num_items - 1; item >= 0; item--)
+      if (!failed)
+        attend_together(step, &scratch, item / step->num_kv_heads, item % step->num_kv_heads, query,
+                        keys, values, output);
+    free(scratch.queries);
+  }
+  return failed;
+}

@@ -1,0 +1,206 @@
+"""Attention in C, out of the paged cache: what a step hands over, and who attends beside whom.
+
+Sequences with the same blocks are laid side by side, and cut into bundles; attention.c then looks
+up each chunk of keys that neighbours in a bundle share once for all of them. Block size 64, the
+size of a chunk; A, B and C decode:
+
+    sequence   block table      sorted   bundle   looked up, chunk by chunk
+    A          7 2 5 4          A        0        7 and 2 for A and B, 5 and 6, 4 and 1
+    B          7 2 6 1          B        0
+    C          3 9              C        1        3, 9
+
+How rows are bundled changes how often a key is looked up, and no bit of a result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.batch import PagedBatch
+from kernels.native.pointers import floats, rows
+from kernels.sequence import StepSequence
+
+Pair = tuple[Tensor, Tensor]
+
+# A bundle's queries, scores and sums should stay in the processor's cache.
+_MOST_ROWS = 64
+# Bundles x KV heads are what the threads take turns at: enough that none waits long at the end.
+_ITEMS_A_THREAD = 4
+
+
+class Rotation(Protocol):
+    """What is needed of a step's rotation: cos and sin by absolute position."""
+
+    @property
+    def table(self) -> Pair:
+        """Each [num_positions, head_dim / 2] float32."""
+
+
+class Span(NamedTuple):
+    """Rows at neighbouring positions of one sequence; struct span in attention.c."""
+
+    sequence: int
+    first_row: int
+    first_position: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """The spans of a step, cut into bundles; all numbers are int32.
+
+    spans     [num_spans, 4], each a Span
+    starts    [num_bundles + 1]: bundle b is the spans [starts[b], starts[b + 1])
+    max_rows  of a bundle
+    """
+
+    spans: Tensor
+    starts: Tensor
+    max_rows: int
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], most_rows: int) -> Bundles:
+        """The spans in their order, as many at a time as have `most_rows` rows or fewer."""
+        starts, sizes = [0], [0]
+        for index, span in enumerate(spans):
+            if sizes[-1] and sizes[-1] + span.num_rows > most_rows:
+                starts.append(index)
+                sizes.append(0)
+            sizes[-1] += span.num_rows
+        starts.append(len(spans))
+        as_int32 = partial(torch.tensor, dtype=torch.int32)
+        return cls(as_int32(spans), as_int32(starts), max(sizes))
+
+
+class _Step(ctypes.Structure):
+    """Struct step in attention.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("tables", "spans", "bundles")),
+        *((name, ctypes.c_int) for name in ("max_blocks", "block_size", "num_bundles")),
+        *((name, ctypes.c_int) for name in ("max_rows", "num_heads", "num_kv_heads", "head_dim")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NativeAttention:
+    """One step's attention, shared by all layers, as an engine's decoder asks for it.
+
+    library  the compiled C files
+    batch    ranges and tables, checked
+    bundles  who attends beside whom
+
+    Float32 on the CPU; every method raises KernelInputError on other tensors.
+    """
+
+    library: ctypes.CDLL
+    batch: PagedBatch
+    bundles: Bundles
+
+    @classmethod
+    def begin_step(
+        cls, library: ctypes.CDLL, sequences: Sequence[StepSequence], cache: Pair
+    ) -> NativeAttention:
+        """Check the step and bundle it. KernelInputError: a table that must not be followed."""
+        keys, _ = cache
+        num_blocks, block_size, num_kv_heads, _ = keys.shape
+        batch = PagedBatch.from_host(
+            [sequence.block_table for sequence in sequences],
+            [(sequence.start, sequence.end) for sequence in sequences],
+            num_blocks=num_blocks,
+            block_size=block_size,
+        )
+        num_items = _ITEMS_A_THREAD * torch.get_num_threads()
+        most_rows = min(_MOST_ROWS, -(-batch.num_tokens * num_kv_heads // num_items))
+        return cls(library, batch, Bundles.of(spans_of(sequences, most_rows), most_rows))
+
+    def rotate_and_store(
+        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: Pair
+    ) -> Tensor:
+        """Turn query and key, write key and value: the turned key goes only to its slot.
+
+        query       [num_tokens, num_heads, head_dim], rows may lie apart
+        key, value  [num_tokens, num_kv_heads, head_dim], rows may lie apart
+        """
+        keys, values = cache
+        num_tokens, num_heads, head_dim = query.shape
+        num_kv_heads = keys.shape[2]
+        cos, sin = rotation.table
+        turned = query.new_empty(query.shape)
+        self.library.rotary_store_kv(
+            rows("query", query, num_tokens, num_heads, head_dim),
+            rows("key", key, num_tokens, num_kv_heads, head_dim),
+            rows("value", value, num_tokens, num_kv_heads, head_dim),
+            floats("cos", cos, len(cos), head_dim // 2),
+            floats("sin", sin, len(cos), head_dim // 2),
+            self.batch.positions.data_ptr(),
+            self.batch.slots.data_ptr(),
+            turned.data_ptr(),
+            floats("keys", keys, *keys.shape),
+            floats("values", values, *keys.shape),
+            query.stride(0),
+            key.stride(0),
+            value.stride(0),
+            num_tokens,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+        )
+        return turned
+
+    def attend(self, query: Tensor, cache: Pair) -> Tensor:
+        """[num_tokens, num_heads, head_dim] in and out, causal by absolute position.
+
+        Raises MemoryError if there is no room for the threads to work in.
+        """
+        keys, values = cache
+        num_kv_heads, head_dim = keys.shape[2:]
+        num_heads = query.shape[1]
+        tables, bundles = self.batch.block_tables, self.bundles
+        step = _Step(
+            tables.data_ptr(),
+            bundles.spans.data_ptr(),
+            bundles.starts.data_ptr(),
+            tables.shape[1],
+            self.batch.block_size,
+            bundles.starts.shape[0] - 1,
+            bundles.max_rows,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+        )
+        output = torch.empty_like(query)
+        failed = self.library.attend(
+            ctypes.addressof(step),
+            floats("query", query, self.batch.num_tokens, num_heads, head_dim),
+            floats("keys", keys, *keys.shape),
+            floats("values", values, *keys.shape),
+            output.data_ptr(),
+        )
+        if failed:
+            raise MemoryError("no memory for attention to work in")
+        return output
+
+
+def spans_of(sequences: Sequence[StepSequence], most_rows: int) -> list[Span]:
+    """Each sequence's rows in spans of at most `most_rows`, those with the same blocks together.
+
+    Positions [4, 11) in spans of 3: [4, 7), [7, 10) and [10, 11).
+    """
+    first_rows = [0, *accumulate(sequence.end - sequence.start for sequence in sequences)]
+    # In lexicographic order, tables that begin alike are neighbours.
+    order = sorted(range(len(sequences)), key=lambda index: sequences[index].block_table)
+    return [
+        Span(index, first_rows[index] + start - own.start, start, min(most_rows, own.end - start))
+        for index in order
+        for own in [sequences[index]]
+        for start in range(own.start, own.end, most_rows)
+    ]

@@ -1,0 +1,59 @@
+"""The linear layer in C: see linear.c for how the weight lies and how a sum is added up."""
+
+from __future__ import annotations
+
+import ctypes
+
+from torch import Tensor
+
+from kernels.native.pointers import floats
+
+_WIDTH = 16
+"""Outputs of a panel: WIDTH in tile.h."""
+
+
+class NativeLinear:
+    """rows @ weight.T + bias, with the weight packed once, in the order in which it is read.
+
+    A row's result has the same bits alone and among any other rows.
+    """
+
+    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
+        """Pack a copy. weight [out_features, in_features], bias [out_features], float32 on the CPU.
+
+        Raises KernelInputError on any other dtype, shape or device.
+        """
+        floats("weight", weight, *weight.shape)
+        self._out_features, self._in_features = weight.shape
+        self._panels = pack(weight)
+        self._bias = bias
+        self._addresses = (
+            self._panels.data_ptr(),
+            None if bias is None else floats("bias", bias, self._out_features),
+        )
+        self._linear = library.linear
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[num_rows, in_features] -> [num_rows, out_features]. Raises KernelInputError."""
+        num_rows = rows.shape[0]
+        result = rows.new_empty(num_rows, self._out_features)
+        self._linear(
+            floats("rows", rows, num_rows, self._in_features),
+            *self._addresses,
+            result.data_ptr(),
+            num_rows,
+            self._in_features,
+            self._out_features,
+        )
+        return result
+
+
+def pack(weight: Tensor) -> Tensor:
+    """[outputs, inputs] -> [panels, inputs, 16]; behind the last output there are zeros."""
+    outputs, inputs = weight.shape
+    panels = weight.new_zeros(-(-outputs // _WIDTH), inputs, _WIDTH)
+    whole = outputs // _WIDTH
+    panels[:whole] = weight[: whole * _WIDTH].view(whole, _WIDTH, inputs).transpose(1, 2)
+    if whole < len(panels):
+        panels[whole, :, : outputs % _WIDTH] = weight[whole * _WIDTH :].t()
+    return panels

@@ -1,0 +1,37 @@
+"""Addresses of tensors for C, checked: C believes whatever it is told."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.errors import KernelInputError
+
+
+def floats(name: str, tensor: Tensor, *shape: int) -> int:
+    """The address of a contiguous float32 tensor of this shape on the CPU.
+
+    Raises KernelInputError if it is anything else.
+    """
+    if not tensor.is_contiguous():
+        raise KernelInputError(f"{name} has strides {tensor.stride()}: it must be contiguous")
+    return _address(name, tensor, shape)
+
+
+def rows(name: str, tensor: Tensor, *shape: int) -> int:
+    """The same for a tensor whose rows may lie apart: what is in a row must lie side by side.
+
+    Raises KernelInputError.
+    """
+    stride = tensor.stride()
+    if stride[-1] != 1 or (len(stride) == 3 and stride[1] != tensor.shape[2]):
+        raise KernelInputError(f"{name} has strides {stride}: a row must be contiguous")
+    return _address(name, tensor, shape)
+
+
+def _address(name: str, tensor: Tensor, shape: tuple[int, ...]) -> int:
+    if tensor.dtype is not torch.float32 or not tensor.is_cpu:
+        raise KernelInputError(f"{name} is {tensor.dtype} on {tensor.device}; float32 on cpu only")
+    if tensor.shape != shape:
+        raise KernelInputError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
+    return tensor.data_ptr()

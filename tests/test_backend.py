@@ -1,0 +1,114 @@
+"""Which kernels compute where: the choice, its reasons, and what goes with it."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from kernels.native import library as native
+from kernels.native.attention import NativeAttention
+from minivllm import EngineConfig
+from minivllm.errors import ConfigError
+from minivllm.model import backend
+from minivllm.model.attention import TorchAttention, select_attention_backend
+from minivllm.model.backend import choose_backend
+from minivllm.model.ops import TORCH_OPS, select_ops
+from tests.native import needs_native
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton exists for Linux only"
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_backend_from_outside(monkeypatch):
+    monkeypatch.delenv("MINIVLLM_ATTENTION", raising=False)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """As on a machine without one; nothing that was loaded before is remembered."""
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    native.load.cache_clear()
+    yield
+    native.load.cache_clear()
+
+
+@needs_triton
+def test_auto_is_triton_on_cuda_in_every_dtype():
+    assert choose_backend("auto", CUDA, FLOAT32) == "triton"
+    assert choose_backend("auto", CUDA, BFLOAT16) == "triton"
+
+
+@needs_native
+def test_auto_is_native_on_a_cpu_in_float32_even_with_the_interpreter(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert choose_backend("auto", CPU, FLOAT32) == "native"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_auto_on_a_cpu_in_half_precision_is_torch_and_native_says_why_not(dtype):
+    assert choose_backend("auto", CPU, dtype) == "torch"
+    with pytest.raises(ConfigError, match=r"computes float32 on cpu, not .*float16 on cpu; use"):
+        choose_backend("native", CPU, dtype)
+
+
+def test_auto_without_a_compiler_is_torch_and_native_names_what_is_missing(no_compiler):
+    assert choose_backend("auto", CPU, FLOAT32) == "torch"
+    with pytest.raises(ConfigError, match=r"no C compiler \(cc, gcc, clang\).*use auto or torch"):
+        choose_backend("native", CPU, FLOAT32)
+
+
+def test_native_on_a_gpu_is_refused():
+    with pytest.raises(ConfigError, match="not float32 on cuda"):
+        choose_backend("native", CUDA, FLOAT32)
+
+
+def test_auto_on_a_gpu_without_triton_is_torch_and_asking_for_triton_names_the_package(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert choose_backend("auto", CUDA, FLOAT32) == "torch"
+    with pytest.raises(ConfigError, match="the package triton is not installed"):
+        choose_backend("triton", CUDA, FLOAT32)
+
+
+@needs_triton
+def test_triton_on_a_bare_cpu_is_refused_and_told_of_the_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ConfigError, match=r"CUDA GPU.*device is cpu.*TRITON_INTERPRET=1"):
+        choose_backend("triton", CPU, FLOAT32)
+
+
+def test_the_environment_overrides_the_config(monkeypatch):
+    monkeypatch.setenv("MINIVLLM_ATTENTION", "torch")
+    assert choose_backend("triton", CPU, FLOAT32) == "torch"
+
+
+def test_an_unknown_backend_in_the_environment_is_named(monkeypatch):
+    monkeypatch.setenv("MINIVLLM_ATTENTION", "flash")
+    with pytest.raises(ConfigError, match=r"'flash'.*one of auto, native, torch, triton"):
+        choose_backend("auto", CPU, FLOAT32)
+
+
+def test_an_unknown_backend_in_the_config_is_named():
+    with pytest.raises(ConfigError, match=r"attention_backend .*'flash'"):
+        EngineConfig(attention_backend="flash")
+
+
+def test_torch_stands_for_torch_everywhere():
+    assert select_attention_backend("torch").__self__ is TorchAttention
+    assert select_ops("torch") is TORCH_OPS
+
+
+@needs_native
+def test_native_stands_for_the_c_functions_everywhere():
+    assert select_attention_backend("native").func.__self__ is NativeAttention
+    assert select_ops("native").rms_norm.__self__.library is backend.native_library()
+
+
+@needs_triton
+def test_triton_stands_for_its_kernels_everywhere():
+    assert select_ops("triton").rms_norm.__module__ == "kernels.rms_norm"
+    assert select_attention_backend("triton").__self__.__name__ == "TritonAttention"
