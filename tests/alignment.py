@@ -1,4 +1,4 @@
-"""What both alignment tests need: an oracle in transformers, and the engine's logits."""
+"""What the alignment tests need: an oracle in transformers or alone, and the engine's logits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ BLOCK_SIZE = 16
 
 class Oracle:
     """What transformers computes for a prompt and the tokens that follow it."""
+
+    atol, rtol = ATOL, RTOL
 
     def __init__(self, model):
         self._model = model.eval()
@@ -47,6 +49,24 @@ class Oracle:
             pad_token_id=0,
         )
         return result[0, len(prompt) :].tolist()
+
+
+class AloneOracle:
+    """What the engine itself computes for a prompt alone, its cache off, to the bit."""
+
+    atol = rtol = 0.0
+
+    def __init__(self, model):
+        self._engine = RecordingEngine(model, enable_prefix_caching=False)
+        self._logits = {}
+
+    def logits(self, prompt: list[int], token_ids: list[int]) -> torch.Tensor:
+        """[len(token_ids), vocab_size]: what each token is chosen from."""
+        key = (tuple(prompt), len(token_ids))
+        if key not in self._logits:
+            self._engine.run({"alone": prompt}, len(token_ids))
+            self._logits[key] = self._engine.logits("alone", len(token_ids))
+        return self._logits[key]
 
 
 class RecordingEngine:
@@ -85,7 +105,7 @@ class RecordingEngine:
                     finished[output.request_id] = output
         return finished
 
-    def check(self, prompts: dict[str, list[int]], oracle: Oracle, num_tokens: int):
+    def check(self, prompts: dict[str, list[int]], oracle: Oracle | AloneOracle, num_tokens: int):
         """Run, compare every token and every logit with the oracle's; the outputs."""
         outputs = self.run(prompts, num_tokens)
         for name, prompt in prompts.items():
@@ -95,7 +115,7 @@ class RecordingEngine:
             assert token_ids == expected.argmax(dim=-1).tolist(), name
             ours = self.logits(name, num_tokens)
             told = partial("{}: {}".format, name)
-            torch.testing.assert_close(ours, expected, atol=ATOL, rtol=RTOL, msg=told)
+            torch.testing.assert_close(ours, expected, atol=oracle.atol, rtol=oracle.rtol, msg=told)
         return outputs
 
 
