@@ -69,7 +69,7 @@ figures: $(READY)  ## measure and draw the book's figures again (half an hour, b
 	$(PY) -m benchmarks.core --rounds 30 > docs/figures/when-core.txt
 	$(PY) -m benchmarks.cpu_linear > docs/figures/cpu-linear.txt
 	$(PY) -m benchmarks.cpu_step > docs/figures/cpu-step.txt
-	$(PY) -m benchmarks.cpu_sharing > docs/figures/cpu-sharing.txt
+	$(PY) -m benchmarks.cpu_attention > docs/figures/cpu-attention.txt
 	$(PY) -m benchmarks.pressure --plot docs/figures > docs/figures/pressure-chat.txt
 	$(if $(TRACE),$(PY) -m benchmarks.pressure --trace $(TRACE) --plot docs/figures \
 	  > docs/figures/pressure-trace.txt)

@@ -3,21 +3,26 @@
     python -m benchmarks.cpu_linear [--rounds N]
 
 Shapes are those of the default model. Each way goes through 30 matrices in turn, as a step goes
-through its layers, so that every weight comes from memory; the ways take turns, too, and the
-figure is the lowest of all rounds. The error is the mean distance to the product in float64. The
-last line counts in how many shapes the first row has the same bits as if it were multiplied alone.
+through its layers, so that every weight comes from memory (one matrix of the head is larger than
+the caches are, and is enough); the ways take turns, too, and the figure is the lowest of all
+rounds. The error is the mean distance to the product in float64. `bits as alone` counts in how
+many cases the first row has the same bits as if it were multiplied alone.
 
-    F.linear     the weight as it lies in the checkpoint
-    transposed   (weight @ rows.t()).t()
-    packed 0     oneDNN's order for an unknown number of rows
-    packed 8     its order for 8 rows: what PackedLinear takes
-    in halves    packed 8, the sum over the inputs in two parts
+    F.linear       the weight as it lies in the checkpoint
+    transposed     (weight @ rows.t()).t()
+    oneDNN packed  the weight in oneDNN's order for 8 rows
+    ours           kernels/native/linear.py
+
+The last table says how fast ours is: the weights it reads with one row, the additions and
+multiplications it does with many. What memory can bring is measured in the same run, as torch's
+sums of 30 tensors of 20 MB. What the processor can compute is not: no program here shows it.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -26,15 +31,43 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.machine import machine
-from minivllm.model.linear import PackedLinear, packed_if_wide, select_linear
-
-SHAPES = {"qkv": (960, 576), "output": (576, 576), "gate, up": (3_072, 576), "down": (576, 1_536)}
-"""(out_features, in_features) of the default model's layers."""
-
-ROWS = (1, 8, 32, 128, 512)
-NUM_LAYERS = 30
+from kernels.native.linear import NativeLinear
+from minivllm.model.backend import native_library, why_not
 
 Way = Callable[[Tensor], Tensor]
+
+
+class Layer(NamedTuple):
+    """A layer of the default model.
+
+    shape  (out_features, in_features)
+    rows   how many are multiplied, case by case
+    """
+
+    shape: tuple[int, int]
+    rows: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weight."""
+        return 4 * self.shape[0] * self.shape[1]
+
+
+FEWEST_ROWS, MOST_ROWS = 1, 512
+_ROWS = (FEWEST_ROWS, 8, 32, 128, MOST_ROWS)
+LAYERS = {
+    "qkv": Layer((960, 576), _ROWS),
+    "output": Layer((576, 576), _ROWS),
+    "gate, up": Layer((3_072, 576), _ROWS),
+    "down": Layer((576, 1_536), _ROWS),
+    "head": Layer((49_152, 576), (FEWEST_ROWS, 8, 32)),
+}
+
+NUM_MATRICES = 30
+MOST_BYTES = 640_000_000
+"""Of weights at a time: as they are, packed by oneDNN and packed by us."""
+
+BYTES_TO_SUM = 600_000_000
 
 
 class Found(NamedTuple):
@@ -60,83 +93,127 @@ def transposed(weight: Tensor) -> Way:
     return lambda rows: (weight @ rows.t()).t()
 
 
-def packed_for_any(weight: Tensor) -> Way:
-    """See the module."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 0)
+def packed_by_onednn(weight: Tensor) -> Way:
+    """See the module. torch's compiler packs weights with the same two functions."""
+    # What oneDNN chooses for 8 serves every number of rows best.
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
     return lambda rows: torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
 
 
-def packed_for_8(weight: Tensor) -> Way:
+def ours(weight: Tensor) -> Way:
     """See the module."""
-    return PackedLinear(weight, None)
+    return NativeLinear(native_library(), weight, None)
 
 
-def in_halves(weight: Tensor) -> Way:
-    """See the module."""
-    half = weight.shape[1] // 2
-    parts = torch.split(weight, half, dim=1)
-    first, second = (PackedLinear(part.contiguous(), None) for part in parts)
-    return lambda rows: first(rows[:, :half]) + second(rows[:, half:])
+def has_onednn() -> bool:
+    """Whether torch packs float32 weights here."""
+    is_x86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return is_x86 and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-WAYS: dict[str, Callable[[Tensor], Way]] = {
-    "F.linear": plain,
-    "transposed": transposed,
-    "packed 0": packed_for_any,
-    "packed 8": packed_for_8,
-    "in halves": in_halves,
-}
+def ways() -> dict[str, Callable[[Tensor], Way]]:
+    """Those that can run here, by name."""
+    packed = {"oneDNN packed": packed_by_onednn} if has_onednn() else {}
+    return {"F.linear": plain, "transposed": transposed, **packed, "ours": ours}
+
+
+def matrices_for(layer: Layer) -> int:
+    """How many matrices to go through in turn: fewer where so many would take too much memory."""
+    return max(1, min(NUM_MATRICES, MOST_BYTES // (3 * layer.num_bytes)))
+
+
+def fastest_of(num_rounds: int, *actions: Callable[[], object]) -> list[float]:
+    """The lowest seconds of each; they take turns."""
+    fastest = [float("inf")] * len(actions)
+    for _ in range(num_rounds):
+        for index, action in enumerate(actions):
+            started = perf_counter()
+            action()
+            fastest[index] = min(fastest[index], perf_counter() - started)
+    return fastest
 
 
 @torch.inference_mode()
-def measure(
-    shape: tuple[int, int], num_rows: int, num_rounds: int, num_layers: int = NUM_LAYERS
-) -> dict[str, Found]:
-    """What was found, by way."""
+def measure(layer: Layer, num_rounds: int) -> dict[int, dict[str, Found]]:
+    """What was found, by number of rows and way."""
     generator = torch.Generator().manual_seed(0)
-    weights = [torch.randn(shape, generator=generator) * 0.05 for _ in range(num_layers)]
-    rows = torch.randn(num_rows, shape[1], generator=generator)
-    exact = rows.double() @ weights[0].double().t()
-    layers = {name: [make(weight) for weight in weights] for name, make in WAYS.items()}
-    fastest = dict.fromkeys(WAYS, float("inf"))
-    for _ in range(num_rounds):
-        for name, products in layers.items():
-            started = perf_counter()
-            for product in products:
-                product(rows)
-            seconds = (perf_counter() - started) / num_layers
-            fastest[name] = min(fastest[name], seconds * 1e6)
+    num_matrices = matrices_for(layer)
+    weights = [torch.randn(layer.shape, generator=generator) * 0.05 for _ in range(num_matrices)]
+    products = {name: [make(weight) for weight in weights] for name, make in ways().items()}
     found = {}
-    for name, (product, *_) in layers.items():
-        result = product(rows)
-        bits_as_alone = torch.equal(result[:1], product(rows[:1]))
-        error = float((result - exact).abs().mean())
-        found[name] = Found(fastest[name], error, bits_as_alone)
+    for num_rows in layer.rows:
+        rows = torch.randn(num_rows, layer.shape[1], generator=generator)
+        exact = rows.double() @ weights[0].double().t()
+        turns = [partial(_each, these, rows) for these in products.values()]
+        times = fastest_of(num_rounds, *turns)
+        found[num_rows] = {
+            name: _judge(product, rows, exact, seconds / num_matrices)
+            for (name, (product, *_)), seconds in zip(products.items(), times, strict=True)
+        }
     return found
 
 
+def _each(products: list[Way], rows: Tensor) -> None:
+    for product in products:
+        product(rows)
+
+
+def _judge(product: Way, rows: Tensor, exact: Tensor, seconds: float) -> Found:
+    result = product(rows)
+    error = float((result - exact).abs().mean())
+    return Found(seconds * 1e6, error, torch.equal(result[:1], product(rows[:1])))
+
+
+def bytes_a_second(num_rounds: int) -> float:
+    """What memory brings: the sums of as many tensors in turn, which no cache can hold together."""
+    pieces = [torch.ones(BYTES_TO_SUM // 4 // NUM_MATRICES) for _ in range(NUM_MATRICES)]
+    (seconds,) = fastest_of(num_rounds, lambda: [piece.sum() for piece in pieces])
+    return sum(4 * piece.numel() for piece in pieces) / seconds
+
+
+def rates_of_ours(layer: Layer, found: dict[int, dict[str, Found]]) -> tuple[float, float | None]:
+    """(GB/s of weights with the fewest rows, GFLOP/s with the most; None: not measured)."""
+    gigabytes = layer.num_bytes / found[FEWEST_ROWS]["ours"].microseconds / 1e3
+    if MOST_ROWS not in found:
+        return gigabytes, None
+    # A multiplication and an addition for each row and weight.
+    operations = 2 * MOST_ROWS * layer.shape[0] * layer.shape[1]
+    return gigabytes, operations / found[MOST_ROWS]["ours"].microseconds / 1e3
+
+
 def main() -> int:
-    """Print the table; exit code 2 where oneDNN has no packed weights."""
+    """Print the tables; exit code 2 where our kernels cannot run."""
     parser = argparse.ArgumentParser(prog="benchmarks.cpu_linear")
     parser.add_argument("--rounds", type=int, default=10, help="rounds a shape (default 10)")
     arguments = parser.parse_args()
-    if select_linear(torch.device("cpu"), torch.float32) is not packed_if_wide:
-        print("benchmarks.cpu_linear: this processor or this torch has no packed weights")
+    if missing := why_not("native", torch.device("cpu"), torch.float32):
+        print(f"benchmarks.cpu_linear: {missing}")
         return 2
     print(machine(), f"torch {torch.__version__}, {torch.get_num_threads()} threads", sep=", ")
-    print(f"\n{'us a product':22}" + "".join(f"{name:>12}" for name in WAYS))
-    all_found = []
-    for layer, shape in SHAPES.items():
-        for num_rows in ROWS:
-            found = measure(shape, num_rows, arguments.rounds)
-            times = "".join(f"{each.microseconds:12.0f}" for each in found.values())
-            print(f"{layer:10}{num_rows:>7} rows{times}", flush=True)
-            all_found.append(found)
-    errors = [sum(found[name].error for found in all_found) / len(all_found) for name in WAYS]
-    print(f"{'mean error':22}" + "".join(f"{error:12.1e}" for error in errors))
-    same = [sum(found[name].bits_as_alone for found in all_found) for name in WAYS]
-    counts = "".join(f"{f'{count} of {len(all_found)}':>12}" for count in same)
+    if not has_onednn():
+        print("oneDNN packed is left out: this processor or this torch has no packed weights")
+    print(f"\n{'us a product':22}" + "".join(f"{name:>15}" for name in ways()))
+    all_found: list[dict[str, Found]] = []
+    rates = {}
+    for name, layer in LAYERS.items():
+        found = measure(layer, arguments.rounds)
+        for num_rows, row in found.items():
+            times = "".join(f"{each.microseconds:15,.0f}" for each in row.values())
+            print(f"{name:10}{num_rows:>7} rows{times}", flush=True)
+        all_found += found.values()
+        rates[name] = rates_of_ours(layer, found)
+    errors = [sum(row[name].error for row in all_found) / len(all_found) for name in ways()]
+    print(f"{'mean error':22}" + "".join(f"{error:15.1e}" for error in errors))
+    same = [sum(row[name].bits_as_alone for row in all_found) for name in ways()]
+    counts = "".join(f"{f'{count} of {len(all_found)}':>15}" for count in same)
     print(f"{'bits as alone':22}{counts}")
+    few, many = f"{FEWEST_ROWS} row, GB/s", f"{MOST_ROWS} rows, GFLOP/s"
+    print(f"\n{'ours':10}{few:>15}{many:>20}")
+    for name, (gigabytes, gigaflops) in rates.items():
+        shown = "-" if gigaflops is None else f"{gigaflops:.0f}"
+        print(f"{name:10}{gigabytes:15.1f}{shown:>20}")
+    limit = bytes_a_second(arguments.rounds) / 1e9
+    print(f"memory brings {limit:.1f} GB/s (torch's sums over {BYTES_TO_SUM / 1e6:,.0f} MB)")
     return 0
 
 

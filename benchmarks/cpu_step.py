@@ -1,21 +1,87 @@
-"""Where the time of a step goes on a CPU: torch's operators by their own time.
+"""Where the time of a step goes on a CPU: our kernels in C by their own time, and what is left.
 
     python -m benchmarks.cpu_step [--model M] [--batch N] [--prompt N] [--new N] [--lines N]
 
-The first table is of the steps that read the prompts, the second of those that decode. torch's
-profiler is on, which makes small operators look slower than they are.
+The first table is of the steps that read the prompts, the second of those that decode. A stand-in
+for each C function adds up calls and time, from the call until every thread is done; linear layers
+are told apart by their inputs and outputs. `Python and torch` is the rest of the step.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import CDLL
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
 
-from torch.profiler import ProfilerActivity, profile
+import torch
 
 from benchmarks.machine import machine
 from minivllm import EngineConfig, LLMEngine, SamplingParams
+from minivllm.model.backend import ENVIRONMENT_VARIABLE, choose_backend, native_library, why_not
+
+REST = "Python and torch"
+
+
+@dataclass
+class Times:
+    """Calls and seconds of each C function, by name; those of a linear layer by its shape, too."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count one call."""
+        self.calls[name] = self.calls.get(name, 0) + 1
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def forget(self) -> None:
+        """Begin again at nothing."""
+        self.calls.clear()
+        self.seconds.clear()
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Stands in for one C function: hands everything on, and adds to `times` what it took."""
+
+    function: Callable[..., Any]
+    name: str
+    times: Times
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function."""
+        started = perf_counter()
+        result = self.function(*arguments)
+        seconds = perf_counter() - started
+        self.times.add(self._shown(arguments), seconds)
+        return result
+
+    def _shown(self, arguments: tuple[Any, ...]) -> str:
+        if self.name != "linear":
+            return self.name
+        inputs, outputs = arguments[-2:]
+        return f"linear {inputs:,} x {outputs:,}"
+
+
+@contextmanager
+def timed(library: CDLL) -> Iterator[Times]:
+    """Stand in for every function of the library that has been looked up; put them back after.
+
+    An engine must be built inside: its linear layers keep the function that they find.
+    """
+    found = vars(library)
+    functions = {name: each for name, each in found.items() if not name.startswith("_")}
+    times = Times()
+    found.update({name: Timed(each, name, times) for name, each in functions.items()})
+    try:
+        yield times
+    finally:
+        found.update(functions)
 
 
 def add_requests(engine: LLMEngine, batch: int, prompt_len: int, num_new: int) -> None:
@@ -27,44 +93,71 @@ def add_requests(engine: LLMEngine, batch: int, prompt_len: int, num_new: int) -
         engine.add_request(str(number), prompt, params)
 
 
-def steps_while(engine: LLMEngine, condition: Callable[[], bool], num_lines: int) -> list[str]:
-    """Run steps while `condition` holds; what they took, the costliest operators first."""
-    num_steps = 0
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        while condition():
-            engine.step()
-            num_steps += 1
-    found = sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_time_total)
-    total = sum(row.self_cpu_time_total for row in found)
-    lines = [f"{num_steps} steps, {total / 1e3 / max(1, num_steps):.1f} ms each"]
-    for row in found[:num_lines]:
-        share, each = row.self_cpu_time_total / total, row.self_cpu_time_total / row.count
-        lines.append(f"{share:7.1%} {row.count:>7} x {each:9.1f} us   {row.key}")
+def steps_while(
+    engine: LLMEngine, times: Times, condition: Callable[[], bool], num_lines: int
+) -> list[str]:
+    """Run steps while `condition` holds; what they took, the costliest functions first."""
+    num_steps, total = 0, 0.0
+    times.forget()
+    while condition():
+        started = perf_counter()
+        engine.step()
+        total += perf_counter() - started
+        num_steps += 1
+    if num_steps == 0:
+        return ["no steps"]
+    seconds = {**times.seconds, REST: total - sum(times.seconds.values())}
+    calls = {**times.calls, REST: num_steps}
+    lines = [
+        f"{num_steps} steps, {total * 1e3 / num_steps:.1f} ms each",
+        f"{'share':>7}{'calls a step':>14}{'us a call':>12}{'ms a step':>12}",
+    ]
+    for name in sorted(seconds, key=lambda name: -seconds[name])[:num_lines]:
+        each, took = calls[name], seconds[name]
+        lines.append(
+            f"{took / total:7.1%}{each / num_steps:14.0f}{took * 1e6 / each:12,.1f}"
+            f"{took * 1e3 / num_steps:12.2f}   {name}"
+        )
     return lines
 
 
-def main() -> None:
-    """Print both tables."""
+def main() -> int:
+    """Print both tables; exit code 2 where our kernels cannot run."""
     parser = argparse.ArgumentParser(prog="benchmarks.cpu_step")
     parser.add_argument("--model", default=EngineConfig().model)
     parser.add_argument("--batch", type=int, default=8, help="requests (default 8)")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each (default 128)")
     parser.add_argument("--new", type=int, default=16, help="tokens to generate (default 16)")
-    parser.add_argument("--lines", type=int, default=12, help="operators to show (default 12)")
+    parser.add_argument("--lines", type=int, default=12, help="functions to show (default 12)")
     asked = parser.parse_args()
-    engine = LLMEngine(EngineConfig(model=asked.model, device="cpu"))
-    add_requests(engine, asked.batch, asked.prompt, 2)
-    while engine.has_unfinished_requests():  # warm up
-        engine.step()
-    engine.reset_prefix_cache()
-    add_requests(engine, asked.batch, asked.prompt, asked.new)
-    print(machine())
-    shape = f"{asked.batch} requests of {asked.prompt} tokens"
-    reading = steps_while(engine, lambda: engine.stats()["num_waiting"] > 0, asked.lines)
-    print(f"\nreading {shape}: {reading[0]}", *reading[1:], sep="\n")
-    decoding = steps_while(engine, engine.has_unfinished_requests, asked.lines)
-    print(f"\ndecoding {shape}: {decoding[0]}", *decoding[1:], sep="\n")
+    where = torch.device("cpu"), torch.float32
+    if missing := why_not("native", *where):
+        print(f"benchmarks.cpu_step: {missing}")
+        return 2
+    if (chosen := choose_backend("native", *where)) != "native":
+        print(f"benchmarks.cpu_step: {ENVIRONMENT_VARIABLE} is {chosen}")
+        return 2
+    with timed(native_library()) as times:
+        engine = LLMEngine(
+            EngineConfig(
+                model=asked.model, device="cpu", dtype="float32", attention_backend="native"
+            )
+        )
+        add_requests(engine, asked.batch, asked.prompt, 2)
+        while engine.has_unfinished_requests():  # warm up
+            engine.step()
+        engine.reset_prefix_cache()
+        add_requests(engine, asked.batch, asked.prompt, asked.new)
+        print(machine(), f"torch {torch.__version__}, {torch.get_num_threads()} threads", sep=", ")
+        shape = f"{asked.batch} requests of {asked.prompt} tokens"
+        for action, condition in (
+            ("reading", lambda: engine.stats()["num_waiting"] > 0),
+            ("decoding", engine.has_unfinished_requests),
+        ):
+            first, *lines = steps_while(engine, times, condition, asked.lines)
+            print(f"\n{action} {shape}: {first}", *lines, sep="\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

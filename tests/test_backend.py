@@ -44,9 +44,10 @@ def test_auto_is_triton_on_cuda_in_every_dtype():
 
 
 @needs_native
-def test_auto_is_native_on_a_cpu_in_float32_even_with_the_interpreter(monkeypatch):
+def test_auto_is_native_on_a_cpu_in_float32_even_with_the_interpreter(monkeypatch, caplog):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert choose_backend("auto", CPU, FLOAT32) == "native"
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -56,8 +57,11 @@ def test_auto_on_a_cpu_in_half_precision_is_torch_and_native_says_why_not(dtype)
         choose_backend("native", CPU, dtype)
 
 
-def test_auto_without_a_compiler_is_torch_and_native_names_what_is_missing(no_compiler):
+def test_auto_without_a_compiler_is_torch_and_says_so_and_native_is_refused(no_compiler, caplog):
     assert choose_backend("auto", CPU, FLOAT32) == "torch"
+    assert [record.message for record in caplog.records] == [
+        "plain torch computes, not native: there is no C compiler (cc, gcc, clang) on the PATH"
+    ]
     with pytest.raises(ConfigError, match=r"no C compiler \(cc, gcc, clang\).*use auto or torch"):
         choose_backend("native", CPU, FLOAT32)
 

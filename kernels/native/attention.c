@@ -157,7 +157,7 @@ static void soften(float *scores, int seen, float *sums, int width, float *large
     vec next = load(scores + i);
     top = choose(next > top, next, top);
   }
-  float new_largest = fmaxf(*largest, largest_of(top));
+  float new_largest = larger(*largest, largest_of(top));
   vec total = {0};
   for (int i = 0; i < CHUNK; i += LANES) {
     vec each = exp_of(load(scores + i) - new_largest);

@@ -20,8 +20,11 @@ import torch
 _FOLDER = Path(__file__).parent
 _COMPILERS = ("cc", "gcc", "clang")
 # No -ffast-math: the compiler must not add up a sum in another order for another number of rows.
+# -fno-math-errno: a square root is one instruction, not a call that may set errno.
 # -nodefaultlibs: the process has a C library, and OpenMP, see _share_threads_with_torch.
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-nodefaultlibs", "-Wno-psabi")
+_FLAGS = (
+    "-O3 -march=native -fno-math-errno -fopenmp -fPIC -shared -nodefaultlibs -Wno-psabi".split()
+)
 _SECONDS = 120
 
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "l": ctypes.c_long, "f": ctypes.c_float}

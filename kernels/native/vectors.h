@@ -24,16 +24,15 @@ static inline vec choose(ivec mask, vec yes, vec no) {
 }
 
 /* The lanes are always added in the same order, so a sum has the same bits every time. */
-static inline float sum_of(vec value) {
-  float sum = 0;
-  for (int lane = 0; lane < LANES; lane++) sum += value[lane];
-  return sum;
+static inline float sum_of(vec v) {
+  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
-static inline float largest_of(vec value) {
-  float largest = value[0];
-  for (int lane = 1; lane < LANES; lane++) largest = fmaxf(largest, value[lane]);
-  return largest;
+static inline float larger(float a, float b) { return a > b ? a : b; }
+
+static inline float largest_of(vec v) {
+  return larger(larger(larger(v[0], v[4]), larger(v[2], v[6])),
+                larger(larger(v[1], v[5]), larger(v[3], v[7])));
 }
 
 /* e^x for x <= 0, to about one unit in the last place; 0 below -87.

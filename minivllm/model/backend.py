@@ -9,6 +9,7 @@ takes the name.
 """
 
 import importlib.util
+import logging
 import os
 from ctypes import CDLL
 
@@ -25,8 +26,8 @@ ENVIRONMENT_VARIABLE = "MINIVLLM_ATTENTION"
 def choose_backend(requested: str, device: torch.device, dtype: torch.dtype) -> str:
     """Triton, native or torch: what EngineConfig.attention_backend or MINIVLLM_ATTENTION comes to.
 
-    Auto is triton on a GPU that has it, and native on a CPU that can compile it. Raises ConfigError
-    for an unknown name, and for a backend where it cannot run.
+    Auto is triton on a GPU and native on a CPU; where these cannot run it is torch, and a warning
+    says why. Raises ConfigError for an unknown name, and for a backend where it cannot run.
     """
     name = os.environ.get(ENVIRONMENT_VARIABLE) or requested
     if name not in ATTENTION_BACKENDS:
@@ -34,7 +35,9 @@ def choose_backend(requested: str, device: torch.device, dtype: torch.dtype) -> 
         raise ConfigError(f"{ENVIRONMENT_VARIABLE} is {name!r}; it must be one of {allowed}")
     if name == "auto":
         best = "triton" if device.type == "cuda" else "native"
-        return "torch" if why_not(best, device, dtype) else best
+        if missing := why_not(best, device, dtype):
+            logging.getLogger(__name__).warning("plain torch computes, not %s: %s", best, missing)
+        return "torch" if missing else best
     if missing := why_not(name, device, dtype):
         raise ConfigError(f"attention_backend is {name!r}, but {missing}; use auto or torch")
     return name
