@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import PagedBatch
-from kernels.native.pointers import floats, rows
+from kernels.native.pointers import floats, require, rows
 from kernels.sequence import StepSequence
 
 Pair = tuple[Tensor, Tensor]
@@ -94,16 +94,19 @@ class _Step(ctypes.Structure):
 class NativeAttention:
     """One step's attention, shared by all layers, as an engine's decoder asks for it.
 
-    library  the compiled C files
-    batch    ranges and tables, checked
-    bundles  who attends beside whom
+    library      the compiled C files
+    batch        ranges and tables, checked
+    bundles      who attends beside whom
+    cache_shape  [num_blocks, block_size, num_kv_heads, head_dim], every layer's
 
-    Float32 on the CPU; every method raises KernelInputError on other tensors.
+    Float32 on the CPU; every method raises KernelInputError on other tensors. Values must be
+    finite: a value that is infinite reaches rows that do not see it, as 0 times infinity.
     """
 
     library: ctypes.CDLL
     batch: PagedBatch
     bundles: Bundles
+    cache_shape: tuple[int, ...]
 
     @classmethod
     def begin_step(
@@ -120,7 +123,8 @@ class NativeAttention:
         )
         num_items = _ITEMS_A_THREAD * torch.get_num_threads()
         most_rows = min(_MOST_ROWS, -(-batch.num_tokens * num_kv_heads // num_items))
-        return cls(library, batch, Bundles.of(spans_of(sequences, most_rows), most_rows))
+        bundles = Bundles.of(spans_of(sequences, most_rows), most_rows)
+        return cls(library, batch, bundles, tuple(keys.shape))
 
     def rotate_and_store(
         self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: Pair
@@ -131,21 +135,22 @@ class NativeAttention:
         key, value  [num_tokens, num_kv_heads, head_dim], rows may lie apart
         """
         keys, values = cache
-        num_tokens, num_heads, head_dim = query.shape
-        num_kv_heads = keys.shape[2]
         cos, sin = rotation.table
+        num_tokens, num_heads, num_kv_heads, head_dim = self._sizes(query)
+        fits = head_dim % 2 == 0 and self.batch.max_context_len <= cos.shape[0]
+        require(fits, f"cos has shape {list(cos.shape)}: a row a position, head_dim / 2 channels")
         turned = query.new_empty(query.shape)
         self.library.rotary_store_kv(
             rows("query", query, num_tokens, num_heads, head_dim),
             rows("key", key, num_tokens, num_kv_heads, head_dim),
             rows("value", value, num_tokens, num_kv_heads, head_dim),
-            floats("cos", cos, len(cos), head_dim // 2),
-            floats("sin", sin, len(cos), head_dim // 2),
+            floats("cos", cos, cos.shape[0], head_dim // 2),
+            floats("sin", sin, cos.shape[0], head_dim // 2),
             self.batch.positions.data_ptr(),
             self.batch.slots.data_ptr(),
             turned.data_ptr(),
-            floats("keys", keys, *keys.shape),
-            floats("values", values, *keys.shape),
+            floats("keys", keys, *self.cache_shape),
+            floats("values", values, *self.cache_shape),
             query.stride(0),
             key.stride(0),
             value.stride(0),
@@ -162,8 +167,7 @@ class NativeAttention:
         Raises MemoryError if there is no room for the threads to work in.
         """
         keys, values = cache
-        num_kv_heads, head_dim = keys.shape[2:]
-        num_heads = query.shape[1]
+        num_tokens, num_heads, num_kv_heads, head_dim = self._sizes(query)
         tables, bundles = self.batch.block_tables, self.bundles
         step = _Step(
             tables.data_ptr(),
@@ -180,14 +184,22 @@ class NativeAttention:
         output = torch.empty_like(query)
         failed = self.library.attend(
             ctypes.addressof(step),
-            floats("query", query, self.batch.num_tokens, num_heads, head_dim),
-            floats("keys", keys, *keys.shape),
-            floats("values", values, *keys.shape),
+            floats("query", query, num_tokens, num_heads, head_dim),
+            floats("keys", keys, *self.cache_shape),
+            floats("values", values, *self.cache_shape),
             output.data_ptr(),
         )
         if failed:
             raise MemoryError("no memory for attention to work in")
         return output
+
+    def _sizes(self, query: Tensor) -> tuple[int, int, int, int]:
+        """num_tokens, num_heads, num_kv_heads and head_dim of a step; query's fit, or an error."""
+        num_kv_heads, head_dim = self.cache_shape[2:]
+        num_heads = query.shape[1]
+        fits = num_heads > 0 and num_heads % num_kv_heads == 0
+        require(fits, f"query has {num_heads} heads: a multiple of {num_kv_heads} KV heads")
+        return self.batch.num_tokens, num_heads, num_kv_heads, head_dim
 
 
 def spans_of(sequences: Sequence[StepSequence], most_rows: int) -> list[Span]:

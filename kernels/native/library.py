@@ -23,7 +23,8 @@ _COMPILERS = ("cc", "gcc", "clang")
 # -fno-math-errno: a square root is one instruction, not a call that may set errno.
 # -nodefaultlibs: the process has a C library, and OpenMP, see _share_threads_with_torch.
 _FLAGS = (
-    "-O3 -march=native -fno-math-errno -fopenmp -fPIC -shared -nodefaultlibs -Wno-psabi".split()
+    *("-O3", "-march=native", "-fno-math-errno"),
+    *("-fopenmp", "-fPIC", "-shared", "-nodefaultlibs", "-Wno-psabi"),
 )
 _SECONDS = 120
 
@@ -90,14 +91,15 @@ def _compile(compiler: str, path: Path) -> None:
 
 
 def _run(*command: str) -> bytes:
-    """What the command prints. Raises NativeError with the first line of its complaint."""
+    """What the command prints. Raises NativeError with its first error."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
-        complaint = (done.stderr.decode(errors="replace").strip() or "no message").splitlines()[0]
-        raise NativeError(f"{command[0]} ended with {done.returncode}: {complaint}")
+        lines = done.stderr.decode(errors="replace").splitlines() or ["no message"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise NativeError(f"{command[0]} ended with {done.returncode}: {first}")
     return done.stdout
 
 

@@ -6,7 +6,7 @@ import ctypes
 
 from torch import Tensor
 
-from kernels.native.pointers import floats
+from kernels.native.pointers import floats, require
 
 _WIDTH = 16
 """Outputs of a panel: WIDTH in tile.h."""
@@ -23,6 +23,7 @@ class NativeLinear:
 
         Raises KernelInputError on any other dtype, shape or device.
         """
+        require(weight.dim() == 2, f"weight has {weight.dim()} dimensions, not 2")
         floats("weight", weight, *weight.shape)
         self._out_features, self._in_features = weight.shape
         self._panels = pack(weight)

@@ -8,6 +8,12 @@ from torch import Tensor
 from kernels.errors import KernelInputError
 
 
+def require(condition: bool, message: str) -> None:
+    """Raise KernelInputError with this message unless the condition holds."""
+    if not condition:
+        raise KernelInputError(message)
+
+
 def floats(name: str, tensor: Tensor, *shape: int) -> int:
     """The address of a contiguous float32 tensor of this shape on the CPU.
 
@@ -24,7 +30,8 @@ def rows(name: str, tensor: Tensor, *shape: int) -> int:
     Raises KernelInputError.
     """
     stride = tensor.stride()
-    if stride[-1] != 1 or (len(stride) == 3 and stride[1] != tensor.shape[2]):
+    lies_close = stride[-1] == 1 and (len(stride) < 3 or stride[1] == tensor.shape[2])
+    if not lies_close and tensor.numel():
         raise KernelInputError(f"{name} has strides {stride}: a row must be contiguous")
     return _address(name, tensor, shape)
 
