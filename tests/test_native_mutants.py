@@ -103,15 +103,29 @@ FAULTS = [
         "keys behind a row's own are not masked",
         ATTENTION,
         checks.check_prefill,
-        "for (int i = seen; i < CHUNK; i++) scores[i] = -INFINITY;",
+        "for (int i = seen; i < width; i++) scores[i] = -INFINITY;",
         "",
     ),
     Fault(
         "raw scores stay where a row sees nothing of a chunk",
         ATTENTION,
         checks.check_prefill,
-        "memset(scores + at * CHUNK, 0, sizeof(float) * CHUNK);",
+        "memset(scores + at * CHUNK, 0, sizeof(float) * padded);",
         ";",
+    ),
+    Fault(
+        "the rows of a prompt see only what its first rows see",
+        ATTENTION,
+        checks.check_prefill,
+        "span->first_position + i + positions - run->first, run->count",
+        "span->first_position + i + 1 - run->first, run->count",
+    ),
+    Fault(
+        "every piece of a prompt is its first rows",
+        ATTENTION,
+        checks.check_prefill,
+        "int i = skipped; i < span->num_rows",
+        "int i = 0; i < span->num_rows",
     ),
     Fault(
         "a slot is where its block begins",
@@ -364,24 +378,24 @@ FAULTS = [
         "where a chain of values ends depends on who else is in the run",
         ATTENTION,
         checks.check_bits_of_a_prefill,
-        "panel_product(run->num_rows, scores, CHUNK, scratch->values + c * CHUNK, run->count, "
-        "sums + c,\n                  width);",
-        "for (int i = 0, half = run->count / 2; i < 2; i++)\n"
-        "      panel_product(run->num_rows, scores + i * half, CHUNK,\n"
+        "panel_product(num_rows, scores, CHUNK, scratch->values + c * CHUNK, count, sums + c, "
+        "width);",
+        "for (int i = 0, half = count / 2; i < 2; i++)\n"
+        "      panel_product(num_rows, scores + i * half, CHUNK,\n"
         "                    scratch->values + c * CHUNK + i * half * WIDTH,\n"
-        "                    i ? run->count - half : half, sums + c, width);",
+        "                    i ? count - half : half, sums + c, width);",
     ),
     Fault(
         "the largest score counts keys that the row does not see",
         ATTENTION,
         checks.check_bits_of_a_prefill,
-        "for (int i = seen; i < CHUNK; i++) scores[i] = -INFINITY;\n  vec top = load(scores);\n"
-        "  for (int i = LANES; i < CHUNK; i += LANES) {\n    vec next = load(scores + i);\n"
+        "for (int i = seen; i < width; i++) scores[i] = -INFINITY;\n  vec top = load(scores);\n"
+        "  for (int i = LANES; i < width; i += LANES) {\n    vec next = load(scores + i);\n"
         "    top = choose(next > top, next, top);\n  }\n",
         "vec top = load(scores);\n"
-        "  for (int i = LANES; i < CHUNK; i += LANES) {\n    vec next = load(scores + i);\n"
+        "  for (int i = LANES; i < width; i += LANES) {\n    vec next = load(scores + i);\n"
         "    top = choose(next > top, next, top);\n  }\n"
-        "  for (int i = seen; i < CHUNK; i++) scores[i] = -INFINITY;\n",
+        "  for (int i = seen; i < width; i++) scores[i] = -INFINITY;\n",
     ),
 ]
 

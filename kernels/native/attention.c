@@ -12,7 +12,7 @@
 
 #include "tile.h"
 
-enum { CHUNK = 64 };
+enum { CHUNK = 64, PIECE = 16 };
 
 /* Rows at neighbouring positions of one sequence. */
 struct span {
@@ -149,51 +149,72 @@ static void gather(const struct run *run, int dim, const struct scratch *to) {
       to->values[c / WIDTH * WIDTH * CHUNK + i * WIDTH + c % WIDTH] = run->value[i][c];
 }
 
-/* The scores of one row become weights relative to its largest so far; the first `seen` count. */
-static void soften(float *scores, int seen, float *sums, int width, float *largest, float *weight) {
-  for (int i = seen; i < CHUNK; i++) scores[i] = -INFINITY;
+/* The scores of one row become e^(score - largest so far); of `width` scores it has `seen`. */
+static void soften(float *scores, int seen, int width, float *sums, int dim, float *largest,
+                   float *weight) {
+  for (int i = seen; i < width; i++) scores[i] = -INFINITY;
   vec top = load(scores);
-  for (int i = LANES; i < CHUNK; i += LANES) {
+  for (int i = LANES; i < width; i += LANES) {
     vec next = load(scores + i);
     top = choose(next > top, next, top);
   }
   float new_largest = larger(*largest, largest_of(top));
   vec total = {0};
-  for (int i = 0; i < CHUNK; i += LANES) {
+  for (int i = 0; i < width; i += LANES) {
     vec each = exp_of(load(scores + i) - new_largest);
     store(scores + i, each);
     total += each;
   }
   vec shrink = exp_of(spread(*largest) - new_largest);
-  for (int i = 0; i < width; i += LANES) store(sums + i, load(sums + i) * shrink);
+  for (int i = 0; i < dim; i += LANES) store(sums + i, load(sums + i) * shrink);
   *weight = *weight * shrink[0] + sum_of(total);
   *largest = new_largest;
 }
 
-/* The rows of a run go over its keys and values. */
+/* Rows of a run go over its first `count` keys and values, as many as the last of them sees.
+
+   spans     the rows' spans, one after another; of the first span the row `skipped` is the first
+   row       of the scratch; num_rows of them */
 static void attend_to(const struct step *step, const struct run *run,
-                      const struct scratch *scratch) {
+                      const struct scratch *scratch, const struct span *span, int skipped, int row,
+                      int num_rows, int count) {
   int dim = step->head_dim, width = scratch->width, group = step->num_heads / step->num_kv_heads;
-  float *scores = scratch->scores + (ptrdiff_t)run->row * CHUNK;
-  float *sums = scratch->sums + (ptrdiff_t)run->row * width;
-  memset(scores, 0, sizeof(float) * run->num_rows * CHUNK);
-  for (int i = 0; i < run->count; i += WIDTH)
-    panel_product(run->num_rows, scratch->queries + (ptrdiff_t)run->row * dim, dim,
-                  scratch->keys + i * dim, dim, scores + i, CHUNK);
-  int at = 0;
-  for (const struct span *span = run->spans; span < run->behind; span++)
-    for (int i = 0; i < span->num_rows; i++)
+  int padded = (count + WIDTH - 1) / WIDTH * WIDTH;
+  float *scores = scratch->scores + (ptrdiff_t)row * CHUNK;
+  float *sums = scratch->sums + (ptrdiff_t)row * width;
+  memset(scores, 0, sizeof(float) * num_rows * CHUNK);
+  for (int i = 0; i < count; i += WIDTH)
+    panel_product(num_rows, scratch->queries + (ptrdiff_t)row * dim, dim, scratch->keys + i * dim,
+                  dim, scores + i, CHUNK);
+  for (int at = 0; at < num_rows; span++, skipped = 0)
+    for (int i = skipped; i < span->num_rows && at < num_rows; i++)
       for (int head = 0; head < group; head++, at++) {
-        int seen = smaller(span->first_position + i + 1 - run->first, run->count);
+        int seen = smaller(span->first_position + i + 1 - run->first, count);
         if (seen > 0)
-          soften(scores + at * CHUNK, seen, sums + (ptrdiff_t)at * width, width,
-                 scratch->largest + run->row + at, scratch->weight + run->row + at);
+          soften(scores + at * CHUNK, seen, padded, sums + (ptrdiff_t)at * width, width,
+                 scratch->largest + row + at, scratch->weight + row + at);
         else
-          memset(scores + at * CHUNK, 0, sizeof(float) * CHUNK);
+          memset(scores + at * CHUNK, 0, sizeof(float) * padded);
       }
   for (int c = 0; c < width; c += WIDTH)
-    panel_product(run->num_rows, scores, CHUNK, scratch->values + c * CHUNK, run->count, sums + c,
-                  width);
+    panel_product(num_rows, scores, CHUNK, scratch->values + c * CHUNK, count, sums + c, width);
+}
+
+/* All rows of a run. Those of a prompt by PIECE positions: earlier ones see fewer keys. */
+static void attend_run(const struct step *step, const struct run *run,
+                       const struct scratch *scratch) {
+  const struct span *span = run->spans;
+  int group = step->num_heads / step->num_kv_heads;
+  if (span + 1 < run->behind) {
+    attend_to(step, run, scratch, span, 0, run->row, run->num_rows, run->count);
+    return;
+  }
+  for (int i = 0; i < span->num_rows; i += PIECE) {
+    int positions = smaller(PIECE, span->num_rows - i);
+    int count = smaller(span->first_position + i + positions - run->first, run->count);
+    if (count > 0)
+      attend_to(step, run, scratch, span, i, run->row + i * group, positions * group, count);
+  }
 }
 
 /* The run behind `run`, of the same chunk or of the next; 0: there is none. */
@@ -254,7 +275,7 @@ static void attend_together(const struct step *step, const struct scratch *scrat
     more = next_run(step, spans, behind, run, next);
     if (more) locate(step, keys, values, kv_head, next);
     gather(run, dim, scratch);
-    attend_to(step, run, scratch);
+    attend_run(step, run, scratch);
     now = 1 - now;
   }
   int row = 0;
