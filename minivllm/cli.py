@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, fields
 from itertools import product
 from pathlib import Path
@@ -164,21 +164,22 @@ def _open_trace(path: Path | None) -> AbstractContextManager[TextIO | None]:
 
 def _stream(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[RequestOutput]:
     """Print each text as it comes, in order, under a label if there are several."""
-    stream = llm.stream_all(prompts, params)
     newest: dict[tuple[int, int], RequestOutput] = {}
     places = list(product(range(len(prompts)), range(params.n)))
-    for place in places:
-        if len(places) > 1:
-            label = f"prompt {place[0]}" + (f", output {place[1]}" if params.n > 1 else "")
-            print(("\n" if newest else "") + f"[{label}]")
-        num_shown = 0
-        while place not in newest or not newest[place].finished:
-            output = next(stream)
-            newest[int(output.request_id), output.index] = output
-            if place in newest:
-                print(newest[place].text[num_shown:], end="", flush=True)
-                num_shown = len(newest[place].text)
-        print(newest[place].text[num_shown:], flush=True)
+    # Closed here also by Ctrl-C while it prints: what it aborts belongs in the open trace.
+    with closing(llm.stream_all(prompts, params)) as stream:
+        for place in places:
+            if len(places) > 1:
+                label = f"prompt {place[0]}" + (f", output {place[1]}" if params.n > 1 else "")
+                print(("\n" if newest else "") + f"[{label}]")
+            num_shown = 0
+            while place not in newest or not newest[place].finished:
+                output = next(stream)
+                newest[int(output.request_id), output.index] = output
+                if place in newest:
+                    print(newest[place].text[num_shown:], end="", flush=True)
+                    num_shown = len(newest[place].text)
+            print(newest[place].text[num_shown:], flush=True)
     return [newest[place] for place in places]
 
 

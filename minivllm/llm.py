@@ -5,7 +5,7 @@ streams side by side, a generate while a stream pauses): whichever steps, each g
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as ReadOnlySequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from minivllm.sampling_params import SamplingParams
 
 Prompt = str | Iterable[int]
 Prompts = Prompt | Iterable[Prompt]
-Outputs = Iterator[RequestOutput]
+Outputs = Generator[RequestOutput]
 Conversation = ReadOnlySequence[Mapping[str, str]]
 _Checked = tuple[list[int], SamplingParams]
 Params = SamplingParams | ReadOnlySequence[SamplingParams] | None

@@ -338,6 +338,24 @@ def test_a_reader_that_goes_away_ends_it_quietly(folder):
     assert process.wait(100) == 141
 
 
+def test_ctrl_c_while_it_prints_still_writes_the_abort_into_the_trace(
+    generate, tmp_path, monkeypatch
+):
+    """The exception holds the stream alive: its end came when the trace was closed already."""
+    trace = tmp_path / "trace"
+
+    def interrupted(*texts, file=None, **options):
+        if file is None:
+            raise KeyboardInterrupt
+        print(*texts, file=file, **options)
+
+    monkeypatch.setattr("minivllm.cli.print", interrupted, raising=False)
+    code, out, err = generate("--prompt", "x", "--ignore-eos", "--trace", trace)
+    assert (code, out, err) == (130, "", "")
+    events = map(json.loads, trace.read_text().splitlines())
+    assert [event["reason"] for event in events if event["event"] == "finish"] == ["abort"]
+
+
 def test_ctrl_c_ends_it_quietly_with_130(folder, tmp_path):
     trace = tmp_path / "trace"
     # A reader that does not read: the stream blocks, so that the signal finds it at work.
