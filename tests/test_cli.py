@@ -353,7 +353,7 @@ def test_ctrl_c_while_it_prints_still_writes_the_abort_into_the_trace(
     code, out, err = generate("--prompt", "x", "--ignore-eos", "--trace", trace)
     assert (code, out, err) == (130, "", "")
     events = map(json.loads, trace.read_text().splitlines())
-    assert [event["reason"] for event in events if event["event"] == "finish"] == ["abort"]
+    assert [each["reason"] for each in events if each.get("event") == "finish"] == ["abort"]
 
 
 def test_ctrl_c_ends_it_quietly_with_130(folder, tmp_path):
