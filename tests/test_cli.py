@@ -352,8 +352,8 @@ def test_ctrl_c_while_it_prints_still_writes_the_abort_into_the_trace(
     monkeypatch.setattr("minivllm.cli.print", interrupted, raising=False)
     code, out, err = generate("--prompt", "x", "--ignore-eos", "--trace", trace)
     assert (code, out, err) == (130, "", "")
-    events = map(json.loads, trace.read_text().splitlines())
-    assert [each["reason"] for each in events if each.get("event") == "finish"] == ["abort"]
+    events = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert [each["sequence"] for each in events if each.get("event") == "abort"] == ["0"]
 
 
 def test_ctrl_c_ends_it_quietly_with_130(folder, tmp_path):
