@@ -62,7 +62,7 @@ def pages() -> dict[str, Page]:
         ),
         "kernels.md": Page(
             "kernels",
-            "Triton kernels, each beside its plain torch reference; and attention on a CPU.",
+            "Triton kernels for a GPU, kernels in C for a CPU, and their plain torch references.",
             _modules(
                 "kernels",
                 (
@@ -70,10 +70,10 @@ def pages() -> dict[str, Page]:
                     "store_kv",
                     "paged_attention",
                     "split_attention",
-                    "attention_plan",
-                    "attention_part",
+                    "gathered_attention",
                 ),
-            ),
+            )
+            + _modules("kernels/native", ("attention", "linear", "ops", "library")),
         ),
     }
 

@@ -119,7 +119,7 @@ class Attention:
     ) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, heads], writing the rows' keys and values."""
         heads = self._query_key_value(x).view(len(x), -1, self._head_dim)
-        query, key, value = torch.split(heads, self._num_heads, dim=1)
+        query, key, value = heads.split_with_sizes(self._num_heads, dim=1)
         query, key = self._query_norm(query), self._key_norm(key)
         query = step.rotate_and_store(query, key, value, rotation, cache)
         return step.attend(query, cache).flatten(1)

@@ -58,12 +58,12 @@ def blocks_in(*languages):
 
 
 def test_a_block_has_a_language_that_is_checked_here():
-    known = {"python", "text", "pycon", "sh", "markup"}
+    known = {"python", "c", "text", "pycon", "sh", "markup"}
     strange = [str(block) for block in BLOCKS if block.language not in known]
     assert not strange, "\n".join(strange)
 
 
-@pytest.mark.parametrize("block", blocks_in("python", "text"))
+@pytest.mark.parametrize("block", blocks_in("python", "c", "text"))
 def test_a_block_holds_includes_and_nothing_else(block):
     lines = [line for line in block.code.splitlines() if line.strip()]
     assert lines, str(block)
