@@ -131,8 +131,8 @@ FAULTS = [
         "a slot is where its block begins",
         ATTENTION,
         checks.check_prefill,
-        "offset = position - block * step->block_size",
-        "offset = 0",
+        "ptrdiff_t slot = (ptrdiff_t)*block * step->block_size + offset",
+        "ptrdiff_t slot = (ptrdiff_t)*block * step->block_size",
     ),
     Fault(
         "weighted sums are not rescaled",

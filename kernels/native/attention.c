@@ -12,7 +12,10 @@
 
 #include "tile.h"
 
-enum { CHUNK = 64, PIECE = 16 };
+enum {
+  CHUNK = 64, /* positions whose keys are looked up together */
+  PIECE = 16, /* rows of a prompt that go over a chunk together */
+};
 
 /* Rows at neighbouring positions of one sequence. */
 struct span {
@@ -116,20 +119,21 @@ static inline void transpose(const float *const *from, int offset, float *to) {
    Behind the last key it stands again, so that keys can be turned by eights: nobody looks at it. */
 static void locate(const struct step *step, const float *keys, const float *values, int kv_head,
                    struct run *run) {
-  const int *table = step->tables + (ptrdiff_t)run->spans->sequence * step->max_blocks;
-  for (int i = 0; i < CHUNK; i++) {
-    int position = run->first + smaller(i, run->count - 1);
-    int block = position / step->block_size, offset = position - block * step->block_size;
-    ptrdiff_t slot = (ptrdiff_t)table[block] * step->block_size + offset;
+  const int *block = step->tables + (ptrdiff_t)run->spans->sequence * step->max_blocks +
+                     run->first / step->block_size;
+  int offset = run->first % step->block_size;
+  for (int i = 0; i < run->count; i++) {
+    ptrdiff_t slot = (ptrdiff_t)*block * step->block_size + offset;
     ptrdiff_t at = (slot * step->num_kv_heads + kv_head) * step->head_dim;
     run->key[i] = keys + at;
     run->value[i] = values + at;
-    if (i < run->count)
-      for (int c = 0; c < step->head_dim; c += WIDTH) {
-        __builtin_prefetch(keys + at + c, 0, 2);
-        __builtin_prefetch(values + at + c, 0, 2);
-      }
+    for (int c = 0; c < step->head_dim; c += WIDTH) {
+      __builtin_prefetch(keys + at + c, 0, 2);
+      __builtin_prefetch(values + at + c, 0, 2);
+    }
+    if (++offset == step->block_size) offset = 0, block++;
   }
+  for (int i = run->count; i < CHUNK; i++) run->key[i] = run->key[run->count - 1];
 }
 
 /* Bring them into panels, see struct scratch. */
@@ -142,15 +146,20 @@ static void gather(const struct run *run, int dim, const struct scratch *to) {
       for (int lane = 0; lane < LANES; lane++) panel[c * WIDTH + lane] = run->key[i + lane][c];
   }
   for (c = 0; c + WIDTH <= dim; c += WIDTH)
-    for (int i = 0; i < run->count; i++)
-      memcpy(to->values + c * CHUNK + i * WIDTH, run->value[i] + c, sizeof(float) * WIDTH);
+    for (int i = 0; i < run->count; i++) {
+      float *panel = to->values + c * CHUNK + i * WIDTH;
+      store(panel, load(run->value[i] + c));
+      store(panel + LANES, load(run->value[i] + c + LANES));
+    }
   for (; c < dim; c++)
     for (int i = 0; i < run->count; i++)
       to->values[c / WIDTH * WIDTH * CHUNK + i * WIDTH + c % WIDTH] = run->value[i][c];
 }
 
-/* The scores of one row become e^(score - largest so far); of `width` scores it has `seen`. */
-static void soften(float *scores, int seen, int width, float *sums, int dim, float *largest,
+/* The scores of one row become e^(score - largest so far); it sees the first `seen` of `width`.
+
+   Its sums so far, `channels` of them, and its weight shrink to the new largest score. */
+static void soften(float *scores, int seen, int width, float *sums, int channels, float *largest,
                    float *weight) {
   for (int i = seen; i < width; i++) scores[i] = -INFINITY;
   vec top = load(scores);
@@ -166,7 +175,7 @@ static void soften(float *scores, int seen, int width, float *sums, int dim, flo
     total += each;
   }
   vec shrink = exp_of(spread(*largest) - new_largest);
-  for (int i = 0; i < dim; i += LANES) store(sums + i, load(sums + i) * shrink);
+  for (int i = 0; i < channels; i += LANES) store(sums + i, load(sums + i) * shrink);
   *weight = *weight * shrink[0] + sum_of(total);
   *largest = new_largest;
 }

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from kernels.batch import PagedBatch
-from kernels.native.pointers import floats, require, rows
+from kernels.errors import KernelInputError
+from kernels.native.pointers import floats, rows
 from kernels.sequence import StepSequence
 
 Pair = tuple[Tensor, Tensor]
@@ -137,8 +138,9 @@ class NativeAttention:
         keys, values = cache
         cos, sin = rotation.table
         num_tokens, num_heads, num_kv_heads, head_dim = self._sizes(query)
-        fits = head_dim % 2 == 0 and self.batch.max_context_len <= cos.shape[0]
-        require(fits, f"cos has shape {list(cos.shape)}: a row a position, head_dim / 2 channels")
+        if head_dim % 2 or self.batch.max_context_len > cos.shape[0]:
+            needed = "a row a position, head_dim / 2 channels"
+            raise KernelInputError(f"cos has shape {list(cos.shape)}; it must have {needed}")
         turned = query.new_empty(query.shape)
         self.library.rotary_store_kv(
             rows("query", query, num_tokens, num_heads, head_dim),
@@ -197,8 +199,9 @@ class NativeAttention:
         """num_tokens, num_heads, num_kv_heads and head_dim of a step; query's fit, or an error."""
         num_kv_heads, head_dim = self.cache_shape[2:]
         num_heads = query.shape[1]
-        fits = num_heads > 0 and num_heads % num_kv_heads == 0
-        require(fits, f"query has {num_heads} heads: a multiple of {num_kv_heads} KV heads")
+        if num_heads == 0 or num_heads % num_kv_heads:
+            needed = f"a multiple of {num_kv_heads} KV heads"
+            raise KernelInputError(f"query has {num_heads} heads; it must be {needed}")
         return self.batch.num_tokens, num_heads, num_kv_heads, head_dim
 
 

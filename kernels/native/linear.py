@@ -6,7 +6,8 @@ import ctypes
 
 from torch import Tensor
 
-from kernels.native.pointers import floats, require
+from kernels.errors import KernelInputError
+from kernels.native.pointers import floats
 
 _WIDTH = 16
 """Outputs of a panel: WIDTH in tile.h."""
@@ -23,7 +24,8 @@ class NativeLinear:
 
         Raises KernelInputError on any other dtype, shape or device.
         """
-        require(weight.dim() == 2, f"weight has {weight.dim()} dimensions, not 2")
+        if weight.dim() != 2:
+            raise KernelInputError(f"weight has {weight.dim()} dimensions, not 2")
         floats("weight", weight, *weight.shape)
         self._out_features, self._in_features = weight.shape
         self._panels = pack(weight)

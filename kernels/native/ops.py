@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.native.pointers import floats, require, rows
+from kernels.errors import KernelInputError
+from kernels.native.pointers import floats, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class NativeOps:
 
         Zhang & Sennrich 2019.
         """
-        require(hidden.dim() in (2, 3), f"hidden has {hidden.dim()} dimensions, not 2 or 3")
+        if hidden.dim() not in (2, 3):
+            raise KernelInputError(f"hidden has {hidden.dim()} dimensions, not 2 or 3")
         size = hidden.shape[-1]
         result = hidden.new_empty(hidden.shape)
         self.library.rms_norm(
@@ -45,7 +47,8 @@ class NativeOps:
         self, hidden: Tensor, residual: Tensor, weight: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
         """(rms_norm of the sum, the sum) of hidden and residual, both [num_rows, size]."""
-        require(hidden.dim() == 2, f"hidden has {hidden.dim()} dimensions, not 2")
+        if hidden.dim() != 2:
+            raise KernelInputError(f"hidden has {hidden.dim()} dimensions, not 2")
         num_rows, size = hidden.shape
         result, total = torch.empty_like(hidden), torch.empty_like(hidden)
         self.library.add_rms_norm(
@@ -62,8 +65,9 @@ class NativeOps:
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up: [num_rows, 2 * size], gate and up side by side -> [num_rows, size]."""
-        fits = gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0
-        require(fits, f"gate_up has shape {list(gate_up.shape)}; it must be two halves a row")
+        if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+            shape = list(gate_up.shape)
+            raise KernelInputError(f"gate_up has shape {shape}; it must be two halves a row")
         num_rows, both = gate_up.shape
         result = gate_up.new_empty(num_rows, both // 2)
         self.library.silu_and_mul(

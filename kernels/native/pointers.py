@@ -8,12 +8,6 @@ from torch import Tensor
 from kernels.errors import KernelInputError
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise KernelInputError with this message unless the condition holds."""
-    if not condition:
-        raise KernelInputError(message)
-
-
 def floats(name: str, tensor: Tensor, *shape: int) -> int:
     """The address of a contiguous float32 tensor of this shape on the CPU.
 
