@@ -165,3 +165,10 @@ def test_a_drawing_says_in_words_what_it_shows(drawing):
     text = drawing.read_text()
     assert 'role="img"' in text
     assert len(re.search(r"<title[^>]*>(.*?)</title>", text, re.DOTALL)[1]) > 20
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_no_figure_is_still_to_be_filled_in(page):
+    """The README promised tests of "about TIME minutes" for a while."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"\b(?:TIME|TODO|TBD|FIXME|XXX|PEERS)\b", text)
