@@ -16,19 +16,20 @@ enum {
    panel  [length][WIDTH]
    sums   [rows][WIDTH], rows `apart` floats apart
 
+   ahead  asked for meanwhile, `step` bytes a term: memory brings it before it is needed
+
    A sum is the same chain whatever `rows` is, so a row's bits do not depend on its neighbours.
    `rows` must be a constant: then every sum stays in a register. */
 static inline __attribute__((always_inline)) void tile_of(const int rows, const float *x,
                                                           ptrdiff_t stride, const float *panel,
-                                                          int length, float *sums,
-                                                          ptrdiff_t apart) {
+                                                          int length, float *sums, ptrdiff_t apart,
+                                                          const char *ahead, int step) {
   vec sum[TILE][2];
   for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = (vec){0};
   for (int i = 0; i < length; i++) {
     const float *weights = panel + i * WIDTH;
     vec left = load(weights), right = load(weights + LANES);
-    /* What comes next in memory is asked for while these are used. */
-    __builtin_prefetch(weights + length * WIDTH);
+    __builtin_prefetch(ahead + i * step);
     for (int r = 0; r < rows; r++) {
       float value = x[r * stride + i];
       sum[r][0] += value * left;
@@ -42,20 +43,25 @@ static inline __attribute__((always_inline)) void tile_of(const int rows, const 
   }
 }
 
-/* The same for any number of rows, in tiles as even as can be: 8 are 4 and 4, not 6 and 2. */
+/* The same for any number of rows, in tiles as even as can be: 8 are 4 and 4, not 6 and 2.
+
+   What lies behind the panel is likely to be wanted next. Each tile asks for its share of it: all
+   at once, they would wait for each other, and the sums for them. */
 static inline void panel_product(int rows, const float *x, ptrdiff_t stride, const float *panel,
                                  int length, float *sums, ptrdiff_t apart) {
-  for (int done = 0; done < rows;) {
+  int all = (rows + TILE - 1) / TILE, step = (WIDTH * (int)sizeof(float) + all - 1) / all;
+  const char *ahead = (const char *)(panel + length * WIDTH);
+  for (int done = 0; done < rows; ahead += length * step) {
     int tiles = (rows - done + TILE - 1) / TILE, now = (rows - done + tiles - 1) / tiles;
     const float *from = x + done * stride;
     float *to = sums + done * apart;
     switch (now) {
-    case 1: tile_of(1, from, stride, panel, length, to, apart); break;
-    case 2: tile_of(2, from, stride, panel, length, to, apart); break;
-    case 3: tile_of(3, from, stride, panel, length, to, apart); break;
-    case 4: tile_of(4, from, stride, panel, length, to, apart); break;
-    case 5: tile_of(5, from, stride, panel, length, to, apart); break;
-    default: tile_of(6, from, stride, panel, length, to, apart);
+    case 1: tile_of(1, from, stride, panel, length, to, apart, ahead, step); break;
+    case 2: tile_of(2, from, stride, panel, length, to, apart, ahead, step); break;
+    case 3: tile_of(3, from, stride, panel, length, to, apart, ahead, step); break;
+    case 4: tile_of(4, from, stride, panel, length, to, apart, ahead, step); break;
+    case 5: tile_of(5, from, stride, panel, length, to, apart, ahead, step); break;
+    default: tile_of(6, from, stride, panel, length, to, apart, ahead, step);
     }
     done += now;
   }
