@@ -3,8 +3,9 @@
     python -m benchmarks.cpu_step [--model M] [--batch N] [--prompt N] [--new N] [--lines N]
 
 The first table is of the steps that read the prompts, the second of those that decode. A stand-in
-for each C function adds up calls and time, from the call until every thread is done; linear layers
-are told apart by their inputs and outputs. `Python and torch` is the rest of the step.
+for each C function adds up calls and time, from the call until every thread is done. Those of a
+layer tell what each of its parts took; a linear layer outside, which is the head, is told by its
+inputs and outputs. `Python and torch` is the rest of the step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import CDLL
+from ctypes import CDLL, addressof, c_double
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import machine
+from kernels.native.layer import PARTS
 from minivllm import EngineConfig, LLMEngine, SamplingParams
 from minivllm.model.backend import ENVIRONMENT_VARIABLE, choose_backend, native_library, why_not
 
@@ -29,7 +31,7 @@ REST = "Python and torch"
 
 @dataclass
 class Times:
-    """Calls and seconds of each C function, by name; those of a linear layer by its shape, too."""
+    """Calls and seconds by name: of a layer's parts, and of the other C functions."""
 
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -47,7 +49,10 @@ class Times:
 
 @dataclass(frozen=True)
 class Timed:
-    """Stands in for one C function: hands everything on, and adds to `times` what it took."""
+    """Stands in for one C function: hands everything on, and adds to `times` what it took.
+
+    A layer's last argument is where C adds up what each part takes.
+    """
 
     function: Callable[..., Any]
     name: str
@@ -55,10 +60,18 @@ class Timed:
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the function."""
+        seconds = (c_double * len(PARTS))()
+        if is_layer := self.name.startswith("layer_"):
+            arguments = (*arguments[:-1], addressof(seconds))
         started = perf_counter()
         result = self.function(*arguments)
-        seconds = perf_counter() - started
-        self.times.add(self._shown(arguments), seconds)
+        taken = perf_counter() - started
+        if is_layer:
+            for part, part_taken in zip(PARTS, seconds, strict=True):
+                if part_taken:
+                    self.times.add(part, part_taken)
+        else:
+            self.times.add(self._shown(arguments), taken)
         return result
 
     def _shown(self, arguments: tuple[Any, ...]) -> str:
@@ -128,7 +141,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=8, help="requests (default 8)")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each (default 128)")
     parser.add_argument("--new", type=int, default=16, help="tokens to generate (default 16)")
-    parser.add_argument("--lines", type=int, default=12, help="functions to show (default 12)")
+    parser.add_argument("--lines", type=int, default=12, help="lines of a table (default 12)")
     asked = parser.parse_args()
     where = torch.device("cpu"), torch.float32
     if missing := why_not("native", *where):

@@ -223,8 +223,9 @@ def _pack(
         total += -(-part.size // ALIGNMENT) * ALIGNMENT
     # From pinned memory the copy runs beside whatever the device still computes.
     host = torch.zeros(total, dtype=torch.int32, pin_memory=device.type == "cuda")
+    numbers = host.numpy()
     for start, part in zip(starts, parts, strict=True):
-        host.numpy()[start : start + part.size] = part.ravel()
+        numbers[start : start + part.size] = part.ravel()
     packed = host.to(device, non_blocking=True)
     views = [
         packed[start : start + part.size].view(part.shape)

@@ -19,9 +19,11 @@ import torch
 
 from kernels import reference
 from kernels.batch import PagedBatch, slots_of
+from kernels.layer_parts import LayerParts
 from kernels.native import attention
 from kernels.native.attention import NativeAttention
-from kernels.native.linear import NativeLinear
+from kernels.native.layer import NativeLayer
+from kernels.native.linear import WIDTH, NativeLinear
 from kernels.native.ops import NativeOps
 
 NAN = math.nan
@@ -230,6 +232,44 @@ def check_silu_and_mul(library, num_rows, size, seed=0):
 def check_silu_sizes(library):
     for num_rows, size in ((1, 1), (2, 7), (3, 8), (5, 9), (4, 40), (3, 67)):
         check_silu_and_mul(library, num_rows, size)
+
+
+# Linear layers of a gate and an up, and what becomes of them.
+
+
+def gated_linear(library, rows, weight, bias):
+    """What C makes of interleaved panels; memory beside the result must stay."""
+    inner = len(weight) // 2
+    panels = NativeLinear(library, weight, None).panels.view(2, -1, rows.shape[1], WIDTH)
+    panels = panels.transpose(0, 1).contiguous()
+    with guarded():
+        result = rows.new_empty(len(rows), inner)
+        library.gated_linear(
+            rows.data_ptr(),
+            panels.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            result.data_ptr(),
+            len(rows),
+            rows.shape[1],
+            inner,
+        )
+    return result
+
+
+def check_gated_linear(library, num_rows, inputs, inner, *, biased, seed=0):
+    """The bits of the linear layer and the gated half, one after the other."""
+    rows, weight = numbers(num_rows, inputs, seed=seed), numbers(2 * inner, inputs, seed=seed + 1)
+    bias = numbers(2 * inner, seed=seed + 2) if biased else None
+    want = NativeOps(library).silu_and_mul(NativeLinear(library, weight, bias)(rows))
+    assert_same_bits(gated_linear(library, rows, weight, bias), want, "gate and up in one")
+
+
+def check_gated_linear_sizes(library):
+    for biased in (False, True):
+        for num_rows in (0, 1, 2, 6, 7, 32, 200):
+            check_gated_linear(library, num_rows, 24, 48, biased=biased)
+        for inputs, inner in ((1, 16), (96, 16), (97, 32), (300, 64)):
+            check_gated_linear(library, 5, inputs, inner, biased=biased)
 
 
 # Attention.
@@ -561,3 +601,122 @@ def check_rotary_of_a_mixed_batch(library):
         for apart in (False, True):
             check_rotary(library, Story(lines, head_dim=head_dim), apart=apart)
     check_rotary(library, Story([Line(5, 6)], heads=(1, 1)), 1)
+
+
+# A layer.
+
+
+class Shape(NamedTuple):
+    """Of a layer: hidden size, heads, KV heads, head size and inner size."""
+
+    hidden: int = 48
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 20
+    inner: int = 32
+
+
+SHAPE = Shape()
+
+
+def layer_parts(library, shape=SHAPE, *, biased=False, head_norms=False, seed=0):
+    """A layer of random weights; every other one that a model may lack is there or not."""
+    hidden, num_heads, num_kv_heads, head_dim, inner = shape
+    seeds = iter(range(100 * seed, 100 * seed + 100))
+
+    def linear_of(inputs, outputs):
+        weight = numbers(outputs, inputs, seed=next(seeds)) / inputs**0.5
+        bias = numbers(outputs, seed=next(seeds)) if biased else None
+        return NativeLinear(library, weight, bias)
+
+    def norm_of(size):
+        return 1 + numbers(size, seed=next(seeds)) / 4
+
+    return LayerParts(
+        linear_of(hidden, (num_heads + 2 * num_kv_heads) * head_dim),
+        linear_of(num_heads * head_dim, hidden),
+        linear_of(hidden, 2 * inner),
+        linear_of(inner, hidden),
+        norm_of(hidden),
+        norm_of(hidden),
+        norm_of(head_dim) if head_norms else None,
+        norm_of(head_dim) if head_norms else None,
+        1e-5,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+    )
+
+
+class GuardedScratch:
+    """A Scratch that gives NaN between guards, anew each time."""
+
+    def __init__(self):
+        self.made = []
+
+    def rows(self, _, num_rows, size):
+        whole = torch.full((num_rows * size + 2 * NUM_GUARDS,), GUARD)
+        self.made.append(whole)
+        return whole[NUM_GUARDS:-NUM_GUARDS].fill_(NAN).view(num_rows, size)
+
+    def check(self):
+        for whole in self.made:
+            sides = (whole[:NUM_GUARDS], whole[-NUM_GUARDS:])
+            assert all((side == GUARD).all() for side in sides), "memory beside was written"
+
+
+def layer_in_one(library, parts, x, update, rotation, cache, step):
+    """(x, heads, x, update): what both calls return, and nothing else is written."""
+    scratch = GuardedScratch()
+    layer = NativeLayer(library, scratch, parts)
+    x, kept = x.clone(), update.clone()
+    x, heads = layer.attend(x, update, rotation, cache, step)
+    after_attention, kept_heads = x.clone(), heads.clone()
+    x, last = layer.finish(x, heads)
+    scratch.check()
+    assert_same_bits(update, kept, "the update that was given")
+    assert_same_bits(heads, kept_heads, "the heads that were given back")
+    return after_attention, heads, x, last
+
+
+def layer_by_parts(library, parts, x, update, rotation, cache, step):
+    """The same, part by part."""
+    ops, dim, kv_heads = NativeOps(library), parts.head_dim, step.cache_shape[2]
+    normed, x = ops.add_rms_norm(update, x, parts.attention_norm, parts.epsilon)
+    heads = parts.query_key_value(normed).view(len(x), -1, dim)
+    query, key, value = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if parts.query_norm is not None:
+        query = ops.rms_norm(query, parts.query_norm, parts.epsilon)
+        key = ops.rms_norm(key, parts.key_norm, parts.epsilon)
+    query = step.rotate_and_store(query, key, value, rotation, cache)
+    heads = step.attend(query, cache).flatten(1)
+    normed, last = ops.add_rms_norm(parts.output(heads), x, parts.mlp_norm, parts.epsilon)
+    return x, heads, last, parts.down(ops.silu_and_mul(parts.gate_up(normed)))
+
+
+def check_layer(library, lines, shape=SHAPE, block_size=16, **kinds):
+    """One layer and its parts, to the bit, and what they leave in the cache."""
+    parts = layer_parts(library, shape, **kinds)
+    laid = lay(Story(lines, shape[1:3], shape.head_dim), block_size)
+    num_rows, seed = len(laid.query), kinds.get("seed", 0)
+    x, update = (numbers(num_rows, shape.hidden, seed=seed + at) for at in (7, 8))
+    angles = numbers(400, shape.head_dim // 2, seed=9)
+    rotation = Turning((angles.cos(), angles.sin()))
+    results = []
+    for compute in (layer_in_one, layer_by_parts):
+        cache = tuple(part.clone() for part in laid.cache)
+        step = NativeAttention.begin_step(library, laid.sequences, cache)
+        results.append((*compute(library, parts, x, update, rotation, cache, step), *cache))
+    names = ("x after attention", "heads", "x", "update", "keys", "values")
+    for name, got, want in zip(names, *results, strict=True):
+        assert_same_bits(got.view(torch.int32), want.view(torch.int32), name)
+
+
+def check_layer_of_every_kind(library):
+    """With biases and norms of heads, and without; a batch of all kinds of rows, and one row."""
+    lines = [Line(0, 20), Line(30, 50), Line(32, 40, 1, 30), Line(90, 91)]
+    for biased in (False, True):
+        for head_norms in (False, True):
+            kind = {"biased": biased, "head_norms": head_norms}
+            check_layer(library, lines, **kind)
+            check_layer(library, [Line(5, 6)], Shape(16, 3, 1, 6, 16), 1, **kind)

@@ -1,5 +1,6 @@
 """The programs behind the page on CPU speed run, and print what the page shows."""
 
+import ctypes
 import sys
 from time import sleep
 
@@ -9,6 +10,7 @@ import torch
 from benchmarks import cpu_attention, cpu_linear, cpu_step
 from benchmarks.cpu_attention import Case
 from benchmarks.cpu_linear import Found, Layer
+from kernels.native.layer import PARTS
 from kernels.native.linear import NativeLinear
 from minivllm.model.backend import ENVIRONMENT_VARIABLE
 from tests import native
@@ -161,11 +163,11 @@ def test_a_steps_time_is_told_by_function(monkeypatch, capsys, model):
         assert sum(shares) == pytest.approx(100, abs=1)
         assert shares == sorted(shares, reverse=True)
         calls = {name: number for name, (_, number, _, _) in rows.items()}
-        # Three layers of 48 with 4 heads and 2 KV heads of 16, and 97 tokens to choose from.
+        # Three layers with two norms each, and 97 tokens to choose from.
+        parts = (name.replace(",", "") for name in PARTS)  # commas were dropped above
         assert calls == {
-            **{f"linear {shape}": 3 for shape in ("48 x 128", "64 x 48", "48 x 160", "80 x 48")},
-            **dict.fromkeys(("attend", "rotary_store_kv", "silu_and_mul"), 3),
-            "add_rms_norm": 6,
+            **dict.fromkeys(parts, 3),
+            "norms": 6,
             **dict.fromkeys(("rms_norm", "linear 48 x 97", cpu_step.REST), 1),
         }
         milliseconds = float(first.split(" ms")[0].split()[-1])
@@ -212,6 +214,21 @@ def test_calls_add_up_by_function_and_by_shape_until_they_are_forgotten():
     assert times.seconds["nap"] >= 0.03
     times.forget()
     assert times.calls == times.seconds == {}
+
+
+def test_a_layer_tells_the_time_of_its_parts_alone():
+    times = cpu_step.Times()
+
+    def attend(first, seconds):
+        assert first == "first"
+        told = (ctypes.c_double * len(PARTS)).from_address(seconds)
+        told[0], told[3] = 0.25, 0.5
+        return 0
+
+    layer = cpu_step.Timed(attend, "layer_attend", times)
+    assert [layer("first", None), layer("first", None)] == [0, 0]
+    assert times.calls == {PARTS[0]: 2, PARTS[3]: 2}
+    assert times.seconds == {PARTS[0]: 0.5, PARTS[3]: 1.0}
 
 
 # cpu_attention

@@ -12,6 +12,7 @@ import pytest
 
 from kernels.native import library as native
 from kernels.native.attention import _Step
+from kernels.native.layer import PARTS, _Layer, _Weights
 from kernels.native.library import NativeError
 from tests import native_checks as checks
 from tests.native import needs_native
@@ -258,13 +259,30 @@ def test_the_arguments_are_those_of_the_c_text():
     }
 
 
-def test_a_step_has_the_fields_of_the_c_text():
-    text = (KERNELS / "attention.c").read_text()
-    (fields,) = re.findall(r"^struct step \{\n(.*?)\n\};", text, flags=re.MULTILINE | re.DOTALL)
-    in_c = [
-        (name.strip(" *"), ctypes.c_void_p if "*" in declared else ctypes.c_int)
-        for declared in fields.split(";")[:-1]
-        for name in re.sub(r"^\s*(const |struct span |int )+", "", declared).split(",")
-    ]
+@pytest.mark.parametrize(
+    ("struct", "file", "in_python"),
+    [("step", "kernels.h", _Step), ("weights", "layer.c", _Weights), ("layer", "layer.c", _Layer)],
+)
+def test_a_struct_has_the_fields_of_the_c_text(struct, file, in_python):
+    text = (KERNELS / file).read_text()
+    pattern = rf"^struct {struct} \{{\n(.*?)\n\}};"
+    (fields,) = re.findall(pattern, text, flags=re.MULTILINE | re.DOTALL)
+    types = {"int": ctypes.c_int, "float": ctypes.c_float, "weights": _Weights}
+    in_c = []
+    for declared in fields.split(";")[:-1]:
+        kind, names = re.match(r"\s*(?:const |struct )*(\w+) (.*)", declared, re.DOTALL).groups()
+        in_c += [
+            (name.strip(" *"), ctypes.c_void_p if "*" in name else types[kind])
+            for name in names.split(",")
+        ]
     # What C calls `bundles` are the numbers of Bundles.starts.
-    assert in_c == list(_Step._fields_)
+    assert in_c == list(in_python._fields_)
+
+
+def test_the_parts_are_those_that_c_adds_up_the_time_of():
+    (parts,) = re.findall(
+        r"^enum part \{ (.*) \};$", (KERNELS / "layer.c").read_text(), re.MULTILINE
+    )
+    in_c = [part.lower().replace("_", " ") for part in parts.split(", ")]
+    in_python = [part.replace(",", "") for part in PARTS]
+    assert in_c == in_python

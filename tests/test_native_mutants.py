@@ -22,13 +22,20 @@ KERNELS = Path(native.__file__).parent
 
 
 class Kernel(NamedTuple):
-    """A C file that is compiled alone, and what is called in it."""
+    """A C file that is compiled alone, or with `others`, and what is called in them."""
 
     file: str
     functions: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
 
 LINEAR = Kernel("linear.c", ("linear",))
+GATED = Kernel("linear.c", ("linear", "gated_linear", "silu_and_mul"), ("silu_and_mul.c",))
+LAYER = Kernel(
+    "layer.c",
+    tuple(native._ARGUMENTS),
+    ("attention.c", "linear.c", "rms_norm.c", "rotary.c", "silu_and_mul.c"),
+)
 ATTENTION = Kernel("attention.c", ("attend",))
 ROTARY = Kernel("rotary.c", ("rotary_store_kv",))
 NORM = Kernel("rms_norm.c", ("rms_norm", "add_rms_norm"))
@@ -70,11 +77,11 @@ FAULTS = [
         "(bias ? bias[column + c] * ((inputs + CHAIN - 1) / CHAIN) : 0)",
     ),
     Fault(
-        "blocks of rows begin at whole blocks and end elsewhere",
+        "the last of several blocks loses a row",
         LINEAR,
         checks.check_linear_sizes,
-        "int first = (int)((long)num_rows * block / num_blocks);",
-        "int first = block * BLOCK;",
+        "return (int)((long)num_rows * block / blocks_of(num_rows));",
+        "return (int)((long)(num_rows - (block > 1)) * block / blocks_of(num_rows));",
     ),
     Fault(
         "five rows are done as four",
@@ -330,6 +337,7 @@ FAULTS = [
         checks.check_silu_sizes,
         "choose(is_negative, e, spread(1.0f))",
         "spread(1.0f)",
+        "vectors.h",
     ),
     Fault(
         "e^-x overflows",
@@ -338,6 +346,7 @@ FAULTS = [
         "vec e = exp_of(choose(is_negative, x, -x)); /* e^-|x|, which cannot overflow */\n"
         "  return x * choose(is_negative, e, spread(1.0f)) / (e + 1.0f);",
         "return x / (exp_of(-x) + 1.0f);",
+        "vectors.h",
     ),
     Fault(
         "what is behind the last eight is not written",
@@ -345,6 +354,78 @@ FAULTS = [
         checks.check_silu_sizes,
         "for (; i < size; i++) to[i] = silu(spread(gate[i]))[0] * up[i];",
         "",
+    ),
+    # linear.c, gate and up in one
+    Fault(
+        "a gate's next panel is taken for its up",
+        GATED,
+        checks.check_gated_linear_sizes,
+        "(ptrdiff_t)column * 2 * inputs",
+        "(ptrdiff_t)column * inputs",
+    ),
+    Fault(
+        "ups get the gates' bias",
+        GATED,
+        checks.check_gated_linear_sizes,
+        "bias + outputs + column + c",
+        "bias + column + c",
+    ),
+    Fault(
+        "the second half of a panel is the first",
+        GATED,
+        checks.check_gated_linear_sizes,
+        "load(gate + r * WIDTH + c)",
+        "load(gate + r * WIDTH)",
+    ),
+    # layer.c
+    Fault(
+        "the residual of the attention is not handed on",
+        LAYER,
+        checks.check_layer_of_every_kind,
+        "add_rms_norm(projected, x, layer->mlp_norm, normed, x,",
+        "add_rms_norm(projected, x, layer->mlp_norm, normed, projected,",
+    ),
+    Fault(
+        "the MLP gets the attention's norm",
+        LAYER,
+        checks.check_layer_of_every_kind,
+        "add_rms_norm(projected, x, layer->mlp_norm,",
+        "add_rms_norm(projected, x, layer->attention_norm,",
+    ),
+    Fault(
+        "keys get the queries' norm",
+        LAYER,
+        checks.check_layer_of_every_kind,
+        "rms_norm(key, layer->key_norm,",
+        "rms_norm(key, layer->query_norm,",
+    ),
+    Fault(
+        "norms of heads are forgotten",
+        LAYER,
+        checks.check_layer_of_every_kind,
+        "if (layer->query_norm) {",
+        "if (0) {",
+    ),
+    Fault(
+        "keys are taken for values",
+        LAYER,
+        checks.check_layer_of_every_kind,
+        "*value = key + kv_size",
+        "*value = key",
+    ),
+    Fault(
+        "turned queries lie where keys still are",
+        LAYER,
+        checks.check_layer_of_every_kind,
+        "*turned = take(&scratch, (ptrdiff_t)num_rows * query_size)",
+        "*turned = query + query_size",
+    ),
+    Fault(
+        "scratch is written behind its end",
+        LAYER,
+        checks.check_layer_of_every_kind,
+        "*normed = take(&scratch, (ptrdiff_t)num_rows * hidden);\n  double",
+        "*normed = take(&scratch, (ptrdiff_t)num_rows * (hidden + 60));\n  double",
     ),
     # Only bits.
     Fault(
@@ -369,21 +450,21 @@ FAULTS = [
         "many rows get shorter chains than few",
         LINEAR,
         checks.check_linear_bits,
-        "      for (int i = 0; i < inputs; i += CHAIN)\n",
+        "  for (int i = 0; i < inputs; i += CHAIN) {\n",
         "#define CHAIN chain\n"
-        "      int chain = count > 32 ? 64 : 128;\n"
-        "      for (int i = 0; i < inputs; i += CHAIN)\n",
+        "  int chain = count > 32 ? 64 : 128;\n"
+        "  for (int i = 0; i < inputs; i += CHAIN) {\n",
     ),
     Fault(
         "where a chain of values ends depends on who else is in the run",
         ATTENTION,
         checks.check_bits_of_a_prefill,
         "panel_product(num_rows, scores, CHUNK, scratch->values + c * CHUNK, count, sums + c, "
-        "width);",
+        "width,\n                  ask_values, &channels);",
         "for (int i = 0, half = count / 2; i < 2; i++)\n"
         "      panel_product(num_rows, scores + i * half, CHUNK,\n"
         "                    scratch->values + c * CHUNK + i * half * WIDTH,\n"
-        "                    i ? count - half : half, sums + c, width);",
+        "                    i ? count - half : half, sums + c, width, ask_values, &channels);",
     ),
     Fault(
         "the largest score counts keys that the row does not see",
@@ -405,7 +486,10 @@ def compiled(tmp_path, monkeypatch):
     """Compile one kernel, with a fault in it or none."""
 
     def build(kernel, fault=None):
-        for file in (*KERNELS.glob("*.h"), KERNELS / kernel.file):
+        for file in (
+            *KERNELS.glob("*.h"),
+            *(KERNELS / name for name in (kernel.file, *kernel.others)),
+        ):
             shutil.copy(file, tmp_path)
         if fault is not None:
             path = tmp_path / (fault.header or kernel.file)
@@ -426,7 +510,9 @@ def compiled(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kernel", [LINEAR, ATTENTION, ROTARY, NORM, SILU], ids=lambda kernel: kernel.file
+    "kernel",
+    [LINEAR, GATED, ATTENTION, ROTARY, NORM, SILU, LAYER],
+    ids=lambda kernel: kernel.functions[-1],
 )
 def test_no_check_finds_a_fault_where_none_is_planted(kernel, compiled):
     right = compiled(kernel)

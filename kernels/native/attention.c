@@ -10,16 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels.h"
 #include "tile.h"
 
 enum {
   CHUNK = 64, /* positions whose keys are looked up together */
   PIECE = 16, /* rows of a prompt that go over a chunk together */
-};
-
-/* Rows at neighbouring positions of one sequence. */
-struct span {
-  int sequence, first_row, first_position, num_rows;
 };
 
 /* Neighbours in a bundle that have the same blocks where a chunk lies.
@@ -30,19 +26,6 @@ struct run {
   const struct span *spans, *behind;
   int first, count, row, num_rows;
   const float *key[CHUNK], *value[CHUNK];
-};
-
-/* What all layers of a step have in common.
-
-   tables    [num_sequences][max_blocks]
-   spans     sorted so that sequences with the same blocks are neighbours
-   bundles   [num_bundles + 1]: bundle b is the spans [bundles[b], bundles[b + 1])
-   max_rows  of a bundle */
-struct step {
-  const int *tables;
-  const struct span *spans;
-  const int *bundles;
-  int max_blocks, block_size, num_bundles, max_rows, num_heads, num_kv_heads, head_dim;
 };
 
 /* One thread's memory. A row of it is one head of one of the bundle's rows.
@@ -114,11 +97,29 @@ static inline void transpose(const float *const *from, int offset, float *to) {
 #undef PICK
 }
 
-/* Find the keys and values of a run, and ask for them: memory brings them while others are used.
+/* While a panel of WIDTH keys is used, a line of the next run's keys a term, of as many keys. */
+static inline void ask_keys(const void *wanted, int tile, int i) {
+  const float *const *keys = wanted;
+  if (tile == 0) __builtin_prefetch(keys[i % WIDTH] + i / WIDTH * WIDTH, 0, 2);
+}
 
-   Behind the last key it stands again, so that keys can be turned by eights: nobody looks at it. */
+struct channels {
+  const float *const *values;
+  int first;
+};
+
+/* While WIDTH channels of the values are used, the same of the next run's. */
+static inline void ask_values(const void *wanted, int tile, int i) {
+  const struct channels *channels = wanted;
+  if (tile == 0) __builtin_prefetch(channels->values[i] + channels->first, 0, 2);
+}
+
+/* Find the keys and values of a run. What the run before is too short to ask for is asked for now.
+
+   Behind the last key it stands again, so that keys can be turned by eights: nobody looks at it.
+   So does the last value, to be asked for. */
 static void locate(const struct step *step, const float *keys, const float *values, int kv_head,
-                   struct run *run) {
+                   int asked_for, struct run *run) {
   const int *block = step->tables + (ptrdiff_t)run->spans->sequence * step->max_blocks +
                      run->first / step->block_size;
   int offset = run->first % step->block_size;
@@ -127,13 +128,16 @@ static void locate(const struct step *step, const float *keys, const float *valu
     ptrdiff_t at = (slot * step->num_kv_heads + kv_head) * step->head_dim;
     run->key[i] = keys + at;
     run->value[i] = values + at;
-    for (int c = 0; c < step->head_dim; c += WIDTH) {
+    for (int c = 0; i >= asked_for && c < step->head_dim; c += WIDTH) {
       __builtin_prefetch(keys + at + c, 0, 2);
       __builtin_prefetch(values + at + c, 0, 2);
     }
     if (++offset == step->block_size) offset = 0, block++;
   }
-  for (int i = run->count; i < CHUNK; i++) run->key[i] = run->key[run->count - 1];
+  for (int i = run->count; i < CHUNK; i++) {
+    run->key[i] = run->key[run->count - 1];
+    run->value[i] = run->value[run->count - 1];
+  }
 }
 
 /* Bring them into panels, see struct scratch. */
@@ -183,8 +187,9 @@ static void soften(float *scores, int seen, int width, float *sums, int channels
 /* Rows of a run go over its first `count` keys and values, as many as the last of them sees.
 
    spans     the rows' spans, one after another; of the first span the row `skipped` is the first
-   row       of the scratch; num_rows of them */
-static void attend_to(const struct step *step, const struct run *run,
+   row       of the scratch; num_rows of them
+   next      the run to ask for meanwhile */
+static void attend_to(const struct step *step, const struct run *run, const struct run *next,
                       const struct scratch *scratch, const struct span *span, int skipped, int row,
                       int num_rows, int count) {
   int dim = step->head_dim, width = scratch->width, group = step->num_heads / step->num_kv_heads;
@@ -194,7 +199,7 @@ static void attend_to(const struct step *step, const struct run *run,
   memset(scores, 0, sizeof(float) * num_rows * CHUNK);
   for (int i = 0; i < count; i += WIDTH)
     panel_product(num_rows, scratch->queries + (ptrdiff_t)row * dim, dim, scratch->keys + i * dim,
-                  dim, scores + i, CHUNK);
+                  dim, scores + i, CHUNK, ask_keys, next->key + i);
   for (int at = 0; at < num_rows; span++, skipped = 0)
     for (int i = skipped; i < span->num_rows && at < num_rows; i++)
       for (int head = 0; head < group; head++, at++) {
@@ -205,24 +210,27 @@ static void attend_to(const struct step *step, const struct run *run,
         else
           memset(scores + at * CHUNK, 0, sizeof(float) * padded);
       }
-  for (int c = 0; c < width; c += WIDTH)
-    panel_product(num_rows, scores, CHUNK, scratch->values + c * CHUNK, count, sums + c, width);
+  for (int c = 0; c < width; c += WIDTH) {
+    struct channels channels = {next->value, c};
+    panel_product(num_rows, scores, CHUNK, scratch->values + c * CHUNK, count, sums + c, width,
+                  ask_values, &channels);
+  }
 }
 
 /* All rows of a run. Those of a prompt by PIECE positions: earlier ones see fewer keys. */
-static void attend_run(const struct step *step, const struct run *run,
+static void attend_run(const struct step *step, const struct run *run, const struct run *next,
                        const struct scratch *scratch) {
   const struct span *span = run->spans;
   int group = step->num_heads / step->num_kv_heads;
   if (span + 1 < run->behind) {
-    attend_to(step, run, scratch, span, 0, run->row, run->num_rows, run->count);
+    attend_to(step, run, next, scratch, span, 0, run->row, run->num_rows, run->count);
     return;
   }
   for (int i = 0; i < span->num_rows; i += PIECE) {
     int positions = smaller(PIECE, span->num_rows - i);
     int count = smaller(span->first_position + i + positions - run->first, run->count);
     if (count > 0)
-      attend_to(step, run, scratch, span, i, run->row + i * group, positions * group, count);
+      attend_to(step, run, next, scratch, span, i, run->row + i * group, positions * group, count);
   }
 }
 
@@ -278,13 +286,13 @@ static void attend_together(const struct step *step, const struct scratch *scrat
   memset(scratch->sums, 0, sizeof(float) * num_rows * width);
   struct run runs[2] = {{.behind = behind, .first = -CHUNK}};
   int now = 1, more = next_run(step, spans, behind, &runs[0], &runs[1]);
-  locate(step, keys, values, kv_head, &runs[1]);
+  locate(step, keys, values, kv_head, 0, &runs[1]);
   while (more) {
     struct run *run = &runs[now], *next = &runs[1 - now];
     more = next_run(step, spans, behind, run, next);
-    if (more) locate(step, keys, values, kv_head, next);
+    if (more) locate(step, keys, values, kv_head, run->count, next);
     gather(run, dim, scratch);
-    attend_run(step, run, scratch);
+    attend_run(step, run, more ? next : run, scratch);
     now = 1 - now;
   }
   int row = 0;

@@ -82,12 +82,14 @@ class Bundles:
 
 
 class _Step(ctypes.Structure):
-    """Struct step in attention.c."""
+    """Struct step in kernels.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("tables", "spans", "bundles")),
+        *((name, ctypes.c_void_p) for name in ("positions", "slots")),
         *((name, ctypes.c_int) for name in ("max_blocks", "block_size", "num_bundles")),
-        *((name, ctypes.c_int) for name in ("max_rows", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, ctypes.c_int) for name in ("max_rows", "num_rows")),
+        *((name, ctypes.c_int) for name in ("num_heads", "num_kv_heads", "head_dim")),
     )
 
 
@@ -108,6 +110,7 @@ class NativeAttention:
     batch: PagedBatch
     bundles: Bundles
     cache_shape: tuple[int, ...]
+    _step: _Step
 
     @classmethod
     def begin_step(
@@ -115,7 +118,7 @@ class NativeAttention:
     ) -> NativeAttention:
         """Check the step and bundle it. KernelInputError: a table that must not be followed."""
         keys, _ = cache
-        num_blocks, block_size, num_kv_heads, _ = keys.shape
+        num_blocks, block_size, num_kv_heads, head_dim = keys.shape
         batch = PagedBatch.from_host(
             [sequence.block_table for sequence in sequences],
             [(sequence.start, sequence.end) for sequence in sequences],
@@ -125,7 +128,22 @@ class NativeAttention:
         num_items = _ITEMS_A_THREAD * torch.get_num_threads()
         most_rows = min(_MOST_ROWS, -(-batch.num_tokens * num_kv_heads // num_items))
         bundles = Bundles.of(spans_of(sequences, most_rows), most_rows)
-        return cls(library, batch, bundles, tuple(keys.shape))
+        step = _Step(
+            batch.block_tables.data_ptr(),
+            bundles.spans.data_ptr(),
+            bundles.starts.data_ptr(),
+            batch.positions.data_ptr(),
+            batch.slots.data_ptr(),
+            batch.block_tables.shape[1],
+            block_size,
+            bundles.starts.shape[0] - 1,
+            bundles.max_rows,
+            batch.num_tokens,
+            0,
+            num_kv_heads,
+            head_dim,
+        )
+        return cls(library, batch, bundles, tuple(keys.shape), step)
 
     def rotate_and_store(
         self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: Pair
@@ -136,18 +154,15 @@ class NativeAttention:
         key, value  [num_tokens, num_kv_heads, head_dim], rows may lie apart
         """
         keys, values = cache
-        cos, sin = rotation.table
-        num_tokens, num_heads, num_kv_heads, head_dim = self._sizes(query)
-        if head_dim % 2 or self.batch.max_context_len > cos.shape[0]:
-            needed = "a row a position, head_dim / 2 channels"
-            raise KernelInputError(f"cos has shape {list(cos.shape)}; it must have {needed}")
+        num_tokens, num_heads = self.batch.num_tokens, query.shape[1]
+        self.struct_for(num_heads)
+        num_kv_heads, head_dim = self.cache_shape[2:]
         turned = query.new_empty(query.shape)
         self.library.rotary_store_kv(
             rows("query", query, num_tokens, num_heads, head_dim),
             rows("key", key, num_tokens, num_kv_heads, head_dim),
             rows("value", value, num_tokens, num_kv_heads, head_dim),
-            floats("cos", cos, cos.shape[0], head_dim // 2),
-            floats("sin", sin, cos.shape[0], head_dim // 2),
+            *self.angles(rotation),
             self.batch.positions.data_ptr(),
             self.batch.slots.data_ptr(),
             turned.data_ptr(),
@@ -169,24 +184,12 @@ class NativeAttention:
         Raises MemoryError if there is no room for the threads to work in.
         """
         keys, values = cache
-        num_tokens, num_heads, num_kv_heads, head_dim = self._sizes(query)
-        tables, bundles = self.batch.block_tables, self.bundles
-        step = _Step(
-            tables.data_ptr(),
-            bundles.spans.data_ptr(),
-            bundles.starts.data_ptr(),
-            tables.shape[1],
-            self.batch.block_size,
-            bundles.starts.shape[0] - 1,
-            bundles.max_rows,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-        )
+        num_heads = query.shape[1]
+        step = self.struct_for(num_heads)
         output = torch.empty_like(query)
         failed = self.library.attend(
-            ctypes.addressof(step),
-            floats("query", query, num_tokens, num_heads, head_dim),
+            step,
+            floats("query", query, self.batch.num_tokens, num_heads, self.cache_shape[3]),
             floats("keys", keys, *self.cache_shape),
             floats("values", values, *self.cache_shape),
             output.data_ptr(),
@@ -195,14 +198,24 @@ class NativeAttention:
             raise MemoryError("no memory for attention to work in")
         return output
 
-    def _sizes(self, query: Tensor) -> tuple[int, int, int, int]:
-        """num_tokens, num_heads, num_kv_heads and head_dim of a step; query's fit, or an error."""
-        num_kv_heads, head_dim = self.cache_shape[2:]
-        num_heads = query.shape[1]
+    def struct_for(self, num_heads: int) -> int:
+        """The address of a struct step, for so many query heads. Raises KernelInputError."""
+        num_kv_heads = self.cache_shape[2]
         if num_heads == 0 or num_heads % num_kv_heads:
             needed = f"a multiple of {num_kv_heads} KV heads"
             raise KernelInputError(f"query has {num_heads} heads; it must be {needed}")
-        return self.batch.num_tokens, num_heads, num_kv_heads, head_dim
+        self._step.num_heads = num_heads
+        return ctypes.addressof(self._step)
+
+    def angles(self, rotation: Rotation) -> tuple[int, int]:
+        """The addresses of cos and sin, which reach the last position. Raises KernelInputError."""
+        cos, sin = rotation.table
+        num_positions, head_dim = cos.shape[0], self.cache_shape[3]
+        if head_dim % 2 or self.batch.max_context_len > num_positions:
+            needed = "a row a position, head_dim / 2 channels"
+            raise KernelInputError(f"cos has shape {list(cos.shape)}; it must have {needed}")
+        shape = (num_positions, head_dim // 2)
+        return floats("cos", cos, *shape), floats("sin", sin, *shape)
 
 
 def spans_of(sequences: Sequence[StepSequence], most_rows: int) -> list[Span]:

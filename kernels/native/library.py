@@ -30,7 +30,10 @@ _SECONDS = 120
 
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "l": ctypes.c_long, "f": ctypes.c_float}
 _ARGUMENTS = {
+    "layer_attend": "pp ppp pp pp pp",
+    "layer_finish": "p ppp p i p",
     "linear": "pppp iii",
+    "gated_linear": "pppp iii",
     "attend": "ppppp",
     "rotary_store_kv": "ppppp pp ppp lll iiii",
     "rms_norm": "ppp f iii l",

@@ -7,14 +7,18 @@ import ctypes
 from torch import Tensor
 
 from kernels.errors import KernelInputError
+from kernels.native.memory import in_large_pages
 from kernels.native.pointers import floats
 
-_WIDTH = 16
+WIDTH = 16
 """Outputs of a panel: WIDTH in tile.h."""
 
 
 class NativeLinear:
     """rows @ weight.T + bias, with the weight packed once, in the order in which it is read.
+
+    panels  see pack
+    bias    [out_features], or None
 
     A row's result has the same bits alone and among any other rows.
     """
@@ -27,26 +31,26 @@ class NativeLinear:
         if weight.dim() != 2:
             raise KernelInputError(f"weight has {weight.dim()} dimensions, not 2")
         floats("weight", weight, *weight.shape)
-        self._out_features, self._in_features = weight.shape
-        self._panels = pack(weight)
-        self._bias = bias
+        self.out_features, self.in_features = weight.shape
+        self.panels = pack(weight)
+        self.bias = bias
         self._addresses = (
-            self._panels.data_ptr(),
-            None if bias is None else floats("bias", bias, self._out_features),
+            self.panels.data_ptr(),
+            None if bias is None else floats("bias", bias, self.out_features),
         )
         self._linear = library.linear
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[num_rows, in_features] -> [num_rows, out_features]. Raises KernelInputError."""
         num_rows = rows.shape[0]
-        result = rows.new_empty(num_rows, self._out_features)
+        result = rows.new_empty(num_rows, self.out_features)
         self._linear(
-            floats("rows", rows, num_rows, self._in_features),
+            floats("rows", rows, num_rows, self.in_features),
             *self._addresses,
             result.data_ptr(),
             num_rows,
-            self._in_features,
-            self._out_features,
+            self.in_features,
+            self.out_features,
         )
         return result
 
@@ -54,9 +58,10 @@ class NativeLinear:
 def pack(weight: Tensor) -> Tensor:
     """[outputs, inputs] -> [panels, inputs, 16]; behind the last output there are zeros."""
     outputs, inputs = weight.shape
-    panels = weight.new_zeros(-(-outputs // _WIDTH), inputs, _WIDTH)
-    whole = outputs // _WIDTH
-    panels[:whole] = weight[: whole * _WIDTH].view(whole, _WIDTH, inputs).transpose(1, 2)
+    num_panels = -(-outputs // WIDTH)
+    panels = in_large_pages(num_panels * inputs * WIDTH).view(num_panels, inputs, WIDTH)
+    whole = outputs // WIDTH
+    panels[:whole] = weight[: whole * WIDTH].view(whole, WIDTH, inputs).transpose(1, 2)
     if whole < len(panels):
-        panels[whole, :, : outputs % _WIDTH] = weight[whole * _WIDTH :].t()
+        panels[whole, :, : outputs % WIDTH] = weight[whole * WIDTH :].t()
     return panels

@@ -1,5 +1,6 @@
 /* RMSNorm: each row divided by its root mean square, alone or with a residual added first. */
 
+#include "kernels.h"
 #include "vectors.h"
 
 enum { FEW_ROWS = 8 }; /* so few are done before another thread has heard of them */
@@ -25,13 +26,17 @@ void rms_norm(const float *rows, const float *weight, float *result, float epsil
                 result + ((ptrdiff_t)r * heads + h) * size);
 }
 
-/* total = rows + residual, result = its norm; all [num_rows][size]. */
+/* total = rows + residual, result = its norm; all [num_rows][size]. The total may lie where the
+   residual does. */
 void add_rms_norm(const float *rows, const float *residual, const float *weight, float *result,
                   float *total, float epsilon, int num_rows, int size) {
 #pragma omp parallel for if (num_rows > FEW_ROWS)
   for (int r = 0; r < num_rows; r++) {
     ptrdiff_t at = (ptrdiff_t)r * size;
-    for (int i = 0; i < size; i++) total[at + i] = rows[at + i] + residual[at + i];
+    int i = 0;
+    for (; i + LANES <= size; i += LANES)
+      store(total + at + i, load(rows + at + i) + load(residual + at + i));
+    for (; i < size; i++) total[at + i] = rows[at + i] + residual[at + i];
     normalise(total + at, weight, epsilon, size, result + at);
   }
 }

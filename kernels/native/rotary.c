@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "kernels.h"
+
 enum { FEW_ROWS = 8 };
 
 /* Each pair (x[i], x[i + half]) turned by its angle. */

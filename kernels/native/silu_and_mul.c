@@ -1,14 +1,9 @@
-/* silu(gate) * up, where silu(x) = x / (1 + e^-x): the gated half of a feed-forward layer. */
+/* silu(gate) * up: the gated half of a feed-forward layer. */
 
+#include "kernels.h"
 #include "vectors.h"
 
 enum { FEW_ROWS = 2 };
-
-static inline vec silu(vec x) {
-  ivec is_negative = x < 0.0f;
-  vec e = exp_of(choose(is_negative, x, -x)); /* e^-|x|, which cannot overflow */
-  return x * choose(is_negative, e, spread(1.0f)) / (e + 1.0f);
-}
 
 /* gate_up [num_rows][2][size] -> result [num_rows][size] */
 void silu_and_mul(const float *gate_up, float *result, int num_rows, int size) {

@@ -56,4 +56,11 @@ static inline vec exp_of(vec x) {
   return (vec)((ivec)(sum * (vec)power) & ~(ivec)(x < -87.0f));
 }
 
+/* x / (1 + e^-x) */
+static inline vec silu(vec x) {
+  ivec is_negative = x < 0.0f;
+  vec e = exp_of(choose(is_negative, x, -x)); /* e^-|x|, which cannot overflow */
+  return x * choose(is_negative, e, spread(1.0f)) / (e + 1.0f);
+}
+
 #endif

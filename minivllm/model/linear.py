@@ -10,11 +10,9 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.layer_parts import Linear
 from kernels.native.linear import NativeLinear
 from minivllm.model.backend import native_library
-
-Linear = Callable[[Tensor], Tensor]
-"""[num_rows, in_features] -> [num_rows, out_features], in the dtype of the rows."""
 
 LinearFactory = Callable[[Tensor, Tensor | None], Linear]
 """(weight [out_features, in_features], bias [out_features] or None) -> the layer."""

@@ -15,6 +15,7 @@ from minivllm.errors import ConfigError, DeviceError, ModelError
 from minivllm.model.attention import KVCache, select_attention_backend
 from minivllm.model.backend import choose_backend
 from minivllm.model.decoder import Decoder
+from minivllm.model.layer import select_layer
 from minivllm.model.linear import select_linear
 from minivllm.model.loader import Checkpoint, ModelFolder, resolve_model
 from minivllm.model.ops import select_ops
@@ -123,8 +124,9 @@ class ModelRunner:
 
     def _build(self, folder: ModelFolder) -> Decoder:
         checkpoint = Checkpoint(folder.path, self.device, self.dtype)
-        linear, ops = select_linear(self.backend), select_ops(self.backend)
-        decoder = Decoder(folder.config, checkpoint, linear, ops)
+        name = self.backend
+        kernels = select_linear(name), select_ops(name), select_layer(name)
+        decoder = Decoder(folder.config, checkpoint, *kernels)
         checkpoint.check_all_used()
         return decoder
 

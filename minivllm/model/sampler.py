@@ -68,14 +68,14 @@ class Sampler:
         if any(own.repetition_penalty != 1 or own.min_tokens > 0 for own in params):
             scores = raw.clone()
             _change_known_tokens(scores, sequences, eos_token_ids)
-        best = scores.max(dim=-1)
-        _check_best(best.values.tolist(), sequences)
+        largest, best = _largest(scores)
+        _check_best(largest.tolist(), sequences)
         random_rows = [row for row, own in enumerate(params) if own.temperature > 0]
         if random_rows:
             # The best score becomes 0, so that no division by a small temperature overflows.
-            shifted = scores[random_rows] - best.values[random_rows, None]
-            best.indices[random_rows] = _draw(shifted, [sequences[row] for row in random_rows])
-        token_ids = best.indices.tolist()
+            shifted = scores[random_rows] - largest[random_rows, None]
+            best[random_rows] = _draw(shifted, [sequences[row] for row in random_rows])
+        token_ids = best.tolist()
         rows = [row for row, own in enumerate(params) if own.logprobs is not None]
         num_best = [params[row].logprobs or 0 for row in rows]
         found = _logprobs_of(raw[rows], [token_ids[row] for row in rows], num_best)
@@ -129,6 +129,13 @@ def _change_known_tokens(
         if sequence.num_tokens - sequence.num_prompt_tokens < params.min_tokens:
             ends = [*params.stop_token_ids, *([] if params.ignore_eos else eos_token_ids)]
             scores[row, [token_id for token_id in ends if token_id < scores.shape[1]]] = -math.inf
+
+
+def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's largest score and its id, the lowest on a tie; NaN is the largest of all."""
+    # Numpy looks at eight scores at a time, torch on a CPU at one.
+    best = torch.from_numpy(scores.numpy().argmax(-1)) if scores.is_cpu else scores.argmax(-1)
+    return scores.gather(1, best[:, None]).flatten(), best
 
 
 def _check_best(best: list[float], sequences: list[ScheduledSequence]) -> None:

@@ -1,0 +1,84 @@
+"""One layer of the decoder: attention, then a gated MLP, each on a normalised input.
+
+    x = x + output(attention(norm(x)));  x = x + down(silu(gate(norm(x))) * up(norm(x)))
+
+Every addition is followed by a norm, which may do both in one pass over memory. So a layer hands on
+the residual x and, not yet added, the update of its MLP: the next norm adds it.
+
+RMSNorm is Zhang & Sennrich's (2019), the gated MLP Shazeer's SwiGLU (2020).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from kernels.layer_parts import LayerParts
+from kernels.native.layer import NativeLayer, Scratch
+from minivllm.model.attention import KVCache, StepAttention
+from minivllm.model.backend import native_library
+from minivllm.model.ops import TORCH_OPS, Ops, select_ops
+from minivllm.model.rope import Rotation
+
+
+class Layer(Protocol):
+    """What a decoder does with a layer. It may write over an x that was handed on."""
+
+    def attend(
+        self, x: Tensor, update: Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
+    ) -> tuple[Tensor, Tensor]:
+        """(x, update) -> (x + update, what the heads give); writes the rows' keys and values.
+
+        x, update  [num_tokens, hidden]
+        heads      [num_tokens, num_heads * head_dim]
+        """
+
+    def finish(self, x: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """(x, heads) -> (x, update): the part in which a row needs no other row."""
+
+
+LayerFactory = Callable[[LayerParts], Layer]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """A layer as its parts in turn, on any device."""
+
+    ops: Ops
+    parts: LayerParts
+
+    def attend(
+        self, x: Tensor, update: Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
+    ) -> tuple[Tensor, Tensor]:
+        """See Layer."""
+        parts, num_kv_heads = self.parts, self.parts.num_kv_heads
+        normed, x = self.ops.add_rms_norm(update, x, parts.attention_norm, parts.epsilon)
+        heads = parts.query_key_value(normed).view(len(x), -1, parts.head_dim)
+        sizes = [parts.num_heads, num_kv_heads, num_kv_heads]
+        query, key, value = heads.split_with_sizes(sizes, dim=1)
+        if parts.query_norm is not None and parts.key_norm is not None:
+            query = self.ops.rms_norm(query, parts.query_norm, parts.epsilon)
+            key = self.ops.rms_norm(key, parts.key_norm, parts.epsilon)
+        query = step.rotate_and_store(query, key, value, rotation, cache)
+        return x, step.attend(query, cache).flatten(1)
+
+    def finish(self, x: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """See Layer."""
+        parts = self.parts
+        normed, x = self.ops.add_rms_norm(parts.output(heads), x, parts.mlp_norm, parts.epsilon)
+        return x, parts.down(self.ops.silu_and_mul(parts.gate_up(normed)))
+
+
+TORCH_LAYER = partial(DecoderLayer, TORCH_OPS)
+
+
+def select_layer(backend: str) -> LayerFactory:
+    """The layer that goes with the attention backend of that name."""
+    by_parts = partial(DecoderLayer, select_ops(backend))
+    if backend != "native":
+        return by_parts
+    in_c = partial(NativeLayer, native_library(), Scratch())
+    # In C it takes no other step than its backend's.
+    return lambda parts: cast(Layer, in_c(parts)) if NativeLayer.takes(parts) else by_parts(parts)
