@@ -69,6 +69,9 @@ figures: $(READY)  ## measure and draw the book's figures again (half an hour, b
 	$(PY) -m benchmarks.core --rounds 30 > docs/figures/when-core.txt
 	$(PY) -m benchmarks.cpu_linear > docs/figures/cpu-linear.txt
 	$(PY) -m benchmarks.cpu_step > docs/figures/cpu-step.txt
+	$(PY) -m benchmarks.cpu_step --batch 1 --new 64 --lines 6 > docs/figures/cpu-step-one.txt
+	$(PY) -m benchmarks.cpu_step --batch 1 --new 64 --lines 6 --by-parts \
+	  > docs/figures/cpu-step-by-parts.txt
 	$(PY) -m benchmarks.cpu_attention > docs/figures/cpu-attention.txt
 	$(PY) -m benchmarks.pressure --plot docs/figures > docs/figures/pressure-chat.txt
 	$(if $(TRACE),$(PY) -m benchmarks.pressure --trace $(TRACE) --plot docs/figures \

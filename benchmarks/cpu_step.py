@@ -1,11 +1,14 @@
 """Where the time of a step goes on a CPU: our kernels in C by their own time, and what is left.
 
     python -m benchmarks.cpu_step [--model M] [--batch N] [--prompt N] [--new N] [--lines N]
+                                  [--by-parts]
 
 The first table is of the steps that read the prompts, the second of those that decode. A stand-in
 for each C function adds up calls and time, from the call until every thread is done. Those of a
 layer tell what each of its parts took; a linear layer outside, which is the head, is told by its
 inputs and outputs. `Python and torch` is the rest of the step.
+
+With --by-parts no layer is joined into two calls: each of its parts is called from Python.
 """
 
 from __future__ import annotations
@@ -13,16 +16,17 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from ctypes import CDLL, addressof, c_double
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
+from unittest import mock
 
 import torch
 
 from benchmarks.machine import machine
-from kernels.native.layer import PARTS
+from kernels.native.layer import PARTS, NativeLayer
 from minivllm import EngineConfig, LLMEngine, SamplingParams
 from minivllm.model.backend import ENVIRONMENT_VARIABLE, choose_backend, native_library, why_not
 
@@ -142,6 +146,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each (default 128)")
     parser.add_argument("--new", type=int, default=16, help="tokens to generate (default 16)")
     parser.add_argument("--lines", type=int, default=12, help="lines of a table (default 12)")
+    parser.add_argument("--by-parts", action="store_true", help="call each part from Python")
     asked = parser.parse_args()
     where = torch.device("cpu"), torch.float32
     if missing := why_not("native", *where):
@@ -150,7 +155,8 @@ def main() -> int:
     if (chosen := choose_backend("native", *where)) != "native":
         print(f"benchmarks.cpu_step: {ENVIRONMENT_VARIABLE} is {chosen}")
         return 2
-    with timed(native_library()) as times:
+    apart = mock.patch.object(NativeLayer, "takes", return_value=False)
+    with timed(native_library()) as times, apart if asked.by_parts else nullcontext():
         engine = LLMEngine(
             EngineConfig(
                 model=asked.model, device="cpu", dtype="float32", attention_backend="native"

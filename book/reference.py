@@ -58,7 +58,9 @@ def pages() -> dict[str, Page]:
             "minivllm.model: computes",
             "From a scheduled batch to tokens: layers, attention through block tables, the sampler,"
             " and the loader of model folders.",
-            _modules("minivllm/model", ("runner", "decoder", "attention", "sampler", "rope")),
+            _modules(
+                "minivllm/model", ("runner", "decoder", "layer", "attention", "sampler", "rope")
+            ),
         ),
         "kernels.md": Page(
             "kernels",
@@ -73,7 +75,7 @@ def pages() -> dict[str, Page]:
                     "gathered_attention",
                 ),
             )
-            + _modules("kernels/native", ("attention", "linear", "ops", "library")),
+            + _modules("kernels/native", ("layer", "attention", "linear", "ops", "library")),
         ),
     }
 

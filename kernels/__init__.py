@@ -11,6 +11,8 @@
     native/               the same in C, for a CPU: see `kernels.native`
     gathered_attention.py attention in plain torch, where neither can run
 
+    layer_parts.py        what a decoder layer is made of, for whoever computes it
+
     reference.py          what each of them must compute, in torch, without a trick
     batch.py              PagedBatch: block tables, checked on the host before a pointer is followed
     launch.py             checks and small helpers all launchers share

@@ -175,6 +175,20 @@ def test_a_steps_time_is_told_by_function(monkeypatch, capsys, model):
 
 
 @needs_native
+def test_by_parts_each_function_is_called_from_python(monkeypatch, capsys, model):
+    options = ["--by-parts", "--batch", "1", "--prompt", "9", "--new", "3", "--lines", "50"]
+    assert called(monkeypatch, cpu_step, "--model", model, *options) == 0
+    for table in capsys.readouterr().out.split("\n\n")[1:]:
+        # Three layers of 48 with 4 heads and 2 KV heads of 16, and 97 tokens to choose from.
+        assert {name: number for name, (_, number, _, _) in rows_of(table)[1].items()} == {
+            **{f"linear {shape}": 3 for shape in ("48 x 128", "64 x 48", "48 x 160", "80 x 48")},
+            **dict.fromkeys(("attend", "rotary_store_kv", "silu_and_mul"), 3),
+            "add_rms_norm": 6,
+            **dict.fromkeys(("rms_norm", "linear 48 x 97", cpu_step.REST), 1),
+        }
+
+
+@needs_native
 def test_an_environment_that_wants_other_kernels_is_no_step_of_ours(monkeypatch, capsys):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "torch")
     assert called(monkeypatch, cpu_step) == 2
