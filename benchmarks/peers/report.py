@@ -63,17 +63,18 @@ class Report:
 def comparison_lines(comparisons: Sequence[Comparison], num_rounds: int) -> Iterator[str]:
     """One line for each work and peer, and below, what the columns mean."""
     yield (
-        f"{'work':<38}{'unit':<17}{OURS:>9} {'spread':<16}{'peer':<23}{'':>8} {'spread':<16}"
-        f"{'times':>6} {'spread':<12}{'same tokens':>14}{'cached':>15}{'cache':>8}"
+        f"{'work':<38}{'peer':<23}{'times':>6} {'spread':<12}"
+        f"{'unit':<17}{OURS:>9} {'spread':<16}{'peer':>8} {'spread':<16}"
+        f"{'same tokens':>14}{'cached':>15}{'cache':>8}"
     )
     for each in comparisons:
         cached = "/".join(_count(tokens) for tokens in each.cached_tokens)
         agreed = f"{each.agreement.equal:,}/{each.agreement.compared:,}"
         yield (
-            f"{each.title:<38}{each.unit:<17}"
-            f"{_number(each.ours.median):>9} {_range(each.ours):<16}"
-            f"{each.peer:<23}{_number(each.theirs.median):>8} {_range(each.theirs):<16}"
+            f"{each.title:<38}{each.peer:<23}"
             f"{each.ratio.median:>6.2f} {_range(each.ratio, '.2f'):<12}"
+            f"{each.unit:<17}{_number(each.ours.median):>9} {_range(each.ours):<16}"
+            f"{_number(each.theirs.median):>8} {_range(each.theirs):<16}"
             f"{agreed:>14}{cached:>15}{each.cache_share.median:>8.2%}"
         )
     yield f"medians of {num_rounds} rounds; spread is lowest-highest"
