@@ -103,6 +103,7 @@ static inline void ask_keys(const void *wanted, int tile, int i) {
   if (tile == 0) __builtin_prefetch(keys[i % WIDTH] + i / WIDTH * WIDTH, 0, 2);
 }
 
+/* WIDTH of the channels of some values, from the `first` on. */
 struct channels {
   const float *const *values;
   int first;

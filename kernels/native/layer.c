@@ -96,7 +96,8 @@ void layer_finish(const struct layer *layer, float *x, const float *heads, float
   lap(seconds, OUTPUT, &began);
   add_rms_norm(projected, x, layer->mlp_norm, normed, x, layer->epsilon, num_rows, hidden);
   lap(seconds, NORMS, &began);
-  gated_linear(normed, layer->gate_up.panels, layer->gate_up.bias, scratch, num_rows, hidden, inner);
+  gated_linear(normed, layer->gate_up.panels, layer->gate_up.bias, scratch, num_rows, hidden,
+               inner);
   lap(seconds, GATE_UP, &began);
   apply(&layer->down, scratch, num_rows, update);
   lap(seconds, DOWN, &began);

@@ -30,8 +30,8 @@ static void sums_of(const float *rows, const float *panel, int count, int inputs
   memset(sums, 0, (size_t)count * size);
   for (int i = 0; i < inputs; i += CHAIN) {
     int length = inputs - i < CHAIN ? inputs - i : CHAIN;
-    const float *chain = panel + i * WIDTH;
-    struct behind behind = {(const char *)(chain + length * WIDTH), length, (size + tiles - 1) / tiles};
+    const float *chain = panel + i * WIDTH, *end = chain + length * WIDTH;
+    struct behind behind = {(const char *)end, length, (size + tiles - 1) / tiles};
     panel_product(count, rows + i, inputs, chain, length, sums, WIDTH, ask_behind, &behind);
   }
 }
