@@ -46,7 +46,7 @@ class Rotation(Protocol):
 
 
 class Span(NamedTuple):
-    """Rows at neighbouring positions of one sequence; struct span in attention.c."""
+    """Rows at neighbouring positions of one sequence; struct span in kernels.h."""
 
     sequence: int
     first_row: int
@@ -139,7 +139,7 @@ class NativeAttention:
             bundles.starts.shape[0] - 1,
             bundles.max_rows,
             batch.num_tokens,
-            0,
+            0,  # query heads: told by struct_for, since a cache does not know them
             num_kv_heads,
             head_dim,
         )
