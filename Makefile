@@ -32,7 +32,7 @@ $(READY): constraints.txt pyproject.toml
 demo: $(READY)  ## run the finished engine on a real model
 	@$(PY) -m minivllm demo
 
-test: $(READY) lint types  ## run every check and every test (about 16 minutes on 2 cores)
+test: $(READY) lint types  ## run every check and every test (about 17 minutes on 2 cores)
 	@$(PY) -m minivllm download
 	$(PY) -m pytest
 

@@ -64,18 +64,19 @@ class Timed:
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the function."""
-        seconds = (c_double * len(PARTS))()
-        if is_layer := self.name.startswith("layer_"):
-            arguments = (*arguments[:-1], addressof(seconds))
+        if self.name.startswith("layer_"):
+            return self._call_layer(*arguments)
         started = perf_counter()
         result = self.function(*arguments)
-        taken = perf_counter() - started
-        if is_layer:
-            for part, part_taken in zip(PARTS, seconds, strict=True):
-                if part_taken:
-                    self.times.add(part, part_taken)
-        else:
-            self.times.add(self._shown(arguments), taken)
+        self.times.add(self._shown(arguments), perf_counter() - started)
+        return result
+
+    def _call_layer(self, *arguments: Any) -> Any:
+        seconds = (c_double * len(PARTS))()
+        result = self.function(*arguments[:-1], addressof(seconds))
+        for part, taken in zip(PARTS, seconds, strict=True):
+            if taken:
+                self.times.add(part, taken)
         return result
 
     def _shown(self, arguments: tuple[Any, ...]) -> str:

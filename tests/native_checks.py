@@ -25,6 +25,7 @@ from kernels.native.attention import NativeAttention
 from kernels.native.layer import NativeLayer
 from kernels.native.linear import WIDTH, NativeLinear
 from kernels.native.ops import NativeOps
+from minivllm.model.layer import DecoderLayer
 
 NAN = math.nan
 GUARD = 1234.0
@@ -681,17 +682,9 @@ def layer_in_one(library, parts, x, update, rotation, cache, step):
 
 def layer_by_parts(library, parts, x, update, rotation, cache, step):
     """The same, part by part."""
-    ops, dim, kv_heads = NativeOps(library), parts.head_dim, step.cache_shape[2]
-    normed, x = ops.add_rms_norm(update, x, parts.attention_norm, parts.epsilon)
-    heads = parts.query_key_value(normed).view(len(x), -1, dim)
-    query, key, value = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-    if parts.query_norm is not None:
-        query = ops.rms_norm(query, parts.query_norm, parts.epsilon)
-        key = ops.rms_norm(key, parts.key_norm, parts.epsilon)
-    query = step.rotate_and_store(query, key, value, rotation, cache)
-    heads = step.attend(query, cache).flatten(1)
-    normed, last = ops.add_rms_norm(parts.output(heads), x, parts.mlp_norm, parts.epsilon)
-    return x, heads, last, parts.down(ops.silu_and_mul(parts.gate_up(normed)))
+    layer = DecoderLayer(NativeOps(library), parts)
+    after_attention, heads = layer.attend(x, update, rotation, cache, step)
+    return after_attention, heads, *layer.finish(after_attention, heads)
 
 
 def check_layer(library, lines, shape=SHAPE, block_size=16, **kinds):

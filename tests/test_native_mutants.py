@@ -417,15 +417,15 @@ FAULTS = [
         "turned queries lie where keys still are",
         LAYER,
         checks.check_layer_of_every_kind,
-        "*turned = take(&scratch, (ptrdiff_t)num_rows * query_size)",
+        "*turned = take(&scratch, (size_t)num_rows * query_size)",
         "*turned = query + query_size",
     ),
     Fault(
         "scratch is written behind its end",
         LAYER,
         checks.check_layer_of_every_kind,
-        "*normed = take(&scratch, (ptrdiff_t)num_rows * hidden);\n  double",
-        "*normed = take(&scratch, (ptrdiff_t)num_rows * (hidden + 60));\n  double",
+        "*normed = take(&scratch, (size_t)num_rows * hidden);\n  double",
+        "*normed = take(&scratch, (size_t)num_rows * (hidden + 60));\n  double",
     ),
     # Only bits.
     Fault(

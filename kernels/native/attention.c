@@ -43,12 +43,6 @@ static int smaller(int a, int b) { return a < b ? a : b; }
 
 static int end_of(const struct span *span) { return span->first_position + span->num_rows; }
 
-static float *take(float **memory, size_t size) {
-  float *taken = *memory;
-  *memory += size;
-  return taken;
-}
-
 /* A thread's memory, taken in one piece, which begins at `queries`. NULL there: there is none. */
 static struct scratch new_scratch(size_t rows, size_t head_dim) {
   size_t width = (head_dim + WIDTH - 1) / WIDTH * WIDTH;

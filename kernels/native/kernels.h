@@ -3,6 +3,15 @@
 #ifndef KERNELS_H
 #define KERNELS_H
 
+#include <stddef.h>
+
+/* The next `size` floats of a piece of memory. */
+static inline float *take(float **memory, size_t size) {
+  float *taken = *memory;
+  *memory += size;
+  return taken;
+}
+
 /* Rows at neighbouring positions of one sequence. */
 struct span {
   int sequence, first_row, first_position, num_rows;

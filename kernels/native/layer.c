@@ -1,7 +1,6 @@
 /* A whole decoder layer in two calls: between its parts, nothing goes back to Python. */
 
 #include <omp.h>
-#include <stddef.h>
 
 #include "kernels.h"
 
@@ -20,12 +19,6 @@ struct layer {
 
 /* What is timed, in the order of PARTS in layer.py. */
 enum part { NORMS, QUERY_KEY_VALUE, ROTATION, ATTENTION, OUTPUT, GATE_UP, DOWN };
-
-static float *take(float **memory, ptrdiff_t size) {
-  float *taken = *memory;
-  *memory += size;
-  return taken;
-}
 
 /* What has gone by since `began` was for this part; the next begins. NULL: nobody asks. */
 static void lap(double *seconds, enum part part, double *began) {
@@ -46,7 +39,7 @@ static void apply(const struct weights *weights, const float *rows, int num_rows
    cos, sin      [num_positions][head_dim / 2]
    keys, values  [num_blocks][block_size][num_kv_heads][head_dim]
    scratch       for each row hidden floats and three times the outputs of query_key_value
-   seconds       [NUM_PARTS], to which the time of each part is added, or NULL
+   seconds       one for each part, to which its time is added, or NULL
    returns       0; 1: attention found no memory to work in */
 int layer_attend(const struct layer *layer, const struct step *step, float *x, const float *update,
                  float *heads, const float *cos, const float *sin, float *keys, float *values,
@@ -54,9 +47,9 @@ int layer_attend(const struct layer *layer, const struct step *step, float *x, c
   int num_rows = step->num_rows, dim = step->head_dim, hidden = layer->query_key_value.inputs;
   int num_heads = step->num_heads, num_kv_heads = step->num_kv_heads;
   int query_size = num_heads * dim, kv_size = num_kv_heads * dim, size = query_size + 2 * kv_size;
-  float *normed = take(&scratch, (ptrdiff_t)num_rows * hidden);
-  float *query = take(&scratch, (ptrdiff_t)num_rows * size);
-  float *turned = take(&scratch, (ptrdiff_t)num_rows * query_size);
+  float *normed = take(&scratch, (size_t)num_rows * hidden);
+  float *query = take(&scratch, (size_t)num_rows * size);
+  float *turned = take(&scratch, (size_t)num_rows * query_size);
   float *key = query + query_size, *value = key + kv_size;
   long query_stride = size, key_stride = size;
   double began = omp_get_wtime();
@@ -65,8 +58,8 @@ int layer_attend(const struct layer *layer, const struct step *step, float *x, c
   apply(&layer->query_key_value, normed, num_rows, query);
   lap(seconds, QUERY_KEY_VALUE, &began);
   if (layer->query_norm) {
-    float *queries = take(&scratch, (ptrdiff_t)num_rows * query_size);
-    float *own_keys = take(&scratch, (ptrdiff_t)num_rows * kv_size);
+    float *queries = take(&scratch, (size_t)num_rows * query_size);
+    float *own_keys = take(&scratch, (size_t)num_rows * kv_size);
     rms_norm(query, layer->query_norm, queries, layer->epsilon, num_rows, num_heads, dim, size);
     rms_norm(key, layer->key_norm, own_keys, layer->epsilon, num_rows, num_kv_heads, dim, size);
     query = queries, query_stride = query_size, key = own_keys, key_stride = kv_size;
@@ -89,8 +82,8 @@ int layer_attend(const struct layer *layer, const struct step *step, float *x, c
 void layer_finish(const struct layer *layer, float *x, const float *heads, float *update,
                   float *scratch, int num_rows, double *seconds) {
   int hidden = layer->output.outputs, inner = layer->down.inputs;
-  float *projected = take(&scratch, (ptrdiff_t)num_rows * hidden);
-  float *normed = take(&scratch, (ptrdiff_t)num_rows * hidden);
+  float *projected = take(&scratch, (size_t)num_rows * hidden);
+  float *normed = take(&scratch, (size_t)num_rows * hidden);
   double began = omp_get_wtime();
   apply(&layer->output, heads, num_rows, projected);
   lap(seconds, OUTPUT, &began);
