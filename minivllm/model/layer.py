@@ -2,8 +2,8 @@
 
     x = x + output(attention(norm(x)));  x = x + down(silu(gate(norm(x))) * up(norm(x)))
 
-Every addition is followed by a norm, which may do both in one pass over memory. So a layer hands on
-the residual x and, not yet added, the update of its MLP: the next norm adds it.
+Every addition is followed by a norm, which may do both while it reads the rows once. So a layer
+hands on the residual x and, not yet added, the update of its MLP: the next norm adds it.
 
 RMSNorm is Zhang & Sennrich's (2019), the gated MLP Shazeer's SwiGLU (2020).
 """
@@ -24,7 +24,11 @@ from minivllm.model.rope import Rotation
 
 
 class Layer(Protocol):
-    """What a decoder does with a layer. It may write over an x that was handed on."""
+    """What a decoder does with a layer, one after the other.
+
+    An x that is handed on may be written over. What comes back beside it is good until the same
+    call of the next layer.
+    """
 
     def attend(
         self, x: Tensor, update: Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
