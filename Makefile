@@ -42,7 +42,7 @@ check: $(READY) lint types  ## the fast part, without a model and without kernel
 prove: $(READY)  ## the long proof: 100,000 random workloads (about 12 minutes on 2 cores)
 	$(PY) -m tests.proof
 
-kernel-table: $(READY)  ## compile all kernels for three GPUs: registers, spills, shared memory
+kernel-table: $(READY)  ## compile all kernels for five GPUs: registers, spills, shared memory
 	$(PY) -m benchmarks.kernel_table
 
 bench-peers: $(READY)  ## compare with vLLM's CPU build and transformers (installs vLLM into .peers/, 3.4 GB; most of an hour)

@@ -29,10 +29,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernels.launch import shared_memory
+
 DTYPES = ("bf16", "fp16", "fp32")
 HEAD_DIMS = (64, 80, 96, 128, 256)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
-SHARED_LIMITS = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_120": 99 * 1024, "gfx942": 64 * 1024}
+# An A100, an RTX 4090, an H100, an RTX 5090; and an MI300, whose programs have 64 KB.
+CUDA_TARGETS = ("sm_80", "sm_89", "sm_90", "sm_120")
+SHARED_LIMITS = {target: shared_memory(int(target[3:])) for target in CUDA_TARGETS}
+SHARED_LIMITS["gfx942"] = 64 * 1024
 TARGETS = tuple(SHARED_LIMITS)
 # The kernels that read blocks, and those that only know rows.
 PAGED = ("prefill", "decode", "split")
@@ -240,7 +245,7 @@ def all_cases() -> list[Case]:
 
 
 def default_cases() -> list[Case]:
-    """bf16, head sizes 64 and 128, block size 16, on the three CUDA targets."""
+    """bf16, head sizes 64 and 128, block size 16, on the CUDA targets."""
     return [
         case
         for case in all_cases()
@@ -249,6 +254,11 @@ def default_cases() -> list[Case]:
         and case.block_size in (0, 16)
         and case.target != "gfx942"
     ]
+
+
+def widest_cases() -> list[Case]:
+    """bf16, head size 256, block size 16: the most that a program keeps, by kernel and target."""
+    return [Case(kernel, target, "bf16", 256, 16) for kernel in PAGED for target in CUDA_TARGETS]
 
 
 def pairwise_cases() -> list[Case]:
@@ -272,7 +282,12 @@ def pairwise_cases() -> list[Case]:
     return chosen
 
 
-SELECTIONS = {"all": all_cases, "defaults": default_cases, "pairwise": pairwise_cases}
+SELECTIONS = {
+    "all": all_cases,
+    "defaults": default_cases,
+    "widest": widest_cases,
+    "pairwise": pairwise_cases,
+}
 
 
 def compile_all(cases: Sequence[Case], jobs: int) -> Iterator[Row]:

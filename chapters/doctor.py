@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 from chapters.contents import all_chapters
 from chapters.workbook import VARIABLE, Workbook, WorkbookError, shown
+from kernels.available import why_no_interpreter
 
 NEEDED = ("torch", "numpy", "xxhash", "rich", "pytest", "hypothesis")
 SETUP = "make setup"
@@ -59,13 +60,18 @@ def _package(name: str) -> Finding:
 
 def _triton() -> Finding:
     try:
-        return Finding("triton", version("triton"))
+        return Finding("triton", version("triton"), _advice_on_the_interpreter())
     except PackageNotFoundError:
         if platform.system() == "Linux":
             return Finding("triton", "missing", f"{SETUP}: chapter 4 needs it")
         return Finding(
             "triton", "missing", "it exists for Linux only: chapter 4 cannot be checked here"
         )
+
+
+def _advice_on_the_interpreter() -> str:
+    problem = why_no_interpreter()
+    return f"chapter 4 cannot be checked here: {problem}" if problem else ""
 
 
 def _interpreter() -> Finding:

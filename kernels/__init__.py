@@ -16,6 +16,7 @@
     reference.py          what each of them must compute, in torch, without a trick
     batch.py              PagedBatch: block tables, checked on the host before a pointer is followed
     launch.py             checks and small helpers all launchers share
+    available.py          whether Triton kernels can run here
     errors.py             KernelInputError
 
 One memory layout. A layer has one key cache and one value cache, both contiguous:

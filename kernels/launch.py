@@ -41,11 +41,25 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 def capability(device: torch.device) -> int:
-    """80 for an A100, 90 for an H100, 120 for an RTX 5090. The interpreter's CPU counts as 80."""
-    if device.type != "cuda":
+    """80 for an A100, 89 for an RTX 4090, 90 for an H100, 120 for an RTX 5090.
+
+    What is no NVIDIA GPU counts as 80: the interpreter's CPU, and AMD, whose numbers mean something
+    else.
+    """
+    if device.type != "cuda" or torch.version.hip:
         return 80
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def shared_memory(capability: int) -> int:
+    """Bytes of shared memory that one program may have, at most.
+
+    By NVIDIA's CUDA C++ Programming Guide, technical specifications per compute capability.
+    """
+    if capability in (86, 89) or capability >= 120:
+        return 99 * 1024
+    return (163 if capability < 90 else 227) * 1024
 
 
 def num_multiprocessors(device: torch.device) -> int:

@@ -22,6 +22,7 @@ from kernels.launch import (
     output_like,
     padded_head_dim,
     require,
+    shared_memory,
 )
 
 
@@ -191,8 +192,9 @@ def attention_tile(head_dim: int, dtype: torch.dtype, num_rows: int, capability:
     spends two stages on one tile in flight: 5 stages keep two key tiles under way, 3 keep one.
 
     Chosen from what the compiler reports (benchmarks/kernel_table.py): nothing spills in half
-    precision, and shared memory stays below the 163 KB of sm_80, 227 KB of sm_90, 99 KB of
-    sm_120. float32 is for checking: exact products use no tensor core, so its tiles are small.
+    precision, and shared memory stays below the target's: 99 KB on most cards for a desk, 163 KB
+    on an A100, 227 KB on an H100. float32 is for checking: exact products use no tensor core, so
+    its tiles are small.
     """
     if dtype == torch.float32:
         if num_rows <= 16:
@@ -201,10 +203,11 @@ def attention_tile(head_dim: int, dtype: torch.dtype, num_rows: int, capability:
     if num_rows <= 16:
         return Tile(16, 64 if head_dim <= 64 else 32, 4, 5)
     if head_dim == 256:
-        return Tile(64, 32, 8, 3 if capability >= 120 else 5)
+        return Tile(64, 32, 8, 3 if shared_memory(capability) < 128 * 1024 else 5)
     if head_dim <= 64:
         return Tile(128, 64, 8, 5)
-    return Tile(128, 32 if capability >= 120 else 64, 8, 5)
+    # Where products read keys from shared memory (wgmma), a wider step costs no registers.
+    return Tile(128, 64 if 90 <= capability < 120 else 32, 8, 5)
 
 
 def paged_attention(

@@ -1,6 +1,7 @@
 """Runs a file of tests in Triton's interpreter, in a process of its own.
 
-TRITON_INTERPRET is read when triton is imported. Such a file is not called test_*: pytest takes
+TRITON_INTERPRET is read when triton is imported, and a kernel that follows a wild address takes
+its process with it. Such a file lies in a folder launched/, or is not called test_*: pytest takes
 it only when it is named.
 """
 
@@ -12,11 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from kernels.available import why_no_interpreter
+
 ROOT = Path(__file__).resolve().parent.parent
+NO_INTERPRETER = why_no_interpreter()
+
+needs_interpreter = pytest.mark.skipif(NO_INTERPRETER is not None, reason=str(NO_INTERPRETER))
 
 
 def run_in_interpreter(file: str, report: Path) -> None:
-    """Fail with the child's output unless all tests of the file ran and passed."""
+    """Fail with the child's output unless all tests of the file, a path from ROOT, passed."""
     command = [sys.executable, "-m", "pytest", file, "-q", "--no-header", "--color=no"]
     child = subprocess.run(
         [*command, f"--junitxml={report}"],
@@ -28,8 +34,14 @@ def run_in_interpreter(file: str, report: Path) -> None:
         check=False,
     )
     if child.returncode != 0:
-        pytest.fail(f"{child.stdout}\n{child.stderr[-4000:]}", pytrace=False)
+        signal = " (killed by a signal: a wild address?)" if child.returncode < 0 else ""
+        pytest.fail(
+            f"TRITON_INTERPRET=1 python -m pytest {file} ended with {child.returncode}{signal}\n"
+            f"{child.stdout}\n{child.stderr[-4000:]}",
+            pytrace=False,
+        )
     cases = list(ET.parse(report).getroot().iter("testcase"))
-    skipped = [case.get("name") for case in cases for _ in case.iter("skipped")]
+    skips = [skip.get("message") for case in cases for skip in case.iter("skipped")]
     assert cases, "the file has no tests"
-    assert not skipped
+    # A skip in a process of its own would go unseen.
+    assert not skips, f"skipped in {file}: {skips}"

@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 import torch
 
+from kernels import available
 from kernels.native import library as native
 from kernels.native.attention import NativeAttention
 from minivllm import EngineConfig
@@ -37,10 +38,28 @@ def no_compiler(monkeypatch):
     native.load.cache_clear()
 
 
+def gpu_of(monkeypatch, capability):
+    monkeypatch.setattr("kernels.launch.capability", lambda device: capability)
+
+
 @needs_triton
-def test_auto_is_triton_on_cuda_in_every_dtype():
+@pytest.mark.parametrize("capability", [80, 86, 90, 120])
+def test_auto_is_triton_on_cuda_in_every_dtype(monkeypatch, capability):
+    gpu_of(monkeypatch, capability)
     assert choose_backend("auto", CUDA, FLOAT32) == "triton"
     assert choose_backend("auto", CUDA, BFLOAT16) == "triton"
+
+
+@needs_triton
+def test_auto_on_a_gpu_older_than_an_a100_is_torch_and_says_so(monkeypatch, caplog):
+    gpu_of(monkeypatch, 75)
+    assert choose_backend("auto", CUDA, FLOAT32) == "torch"
+    problem = "it needs a GPU of compute capability 8.0 or newer and this one has 7.5"
+    assert [record.message for record in caplog.records] == [
+        f"plain torch computes, not triton: {problem}"
+    ]
+    with pytest.raises(ConfigError, match=problem):
+        choose_backend("triton", CUDA, FLOAT32)
 
 
 @needs_native
@@ -76,6 +95,31 @@ def test_auto_on_a_gpu_without_triton_is_torch_and_asking_for_triton_names_the_p
     assert choose_backend("auto", CUDA, FLOAT32) == "torch"
     with pytest.raises(ConfigError, match="the package triton is not installed"):
         choose_backend("triton", CUDA, FLOAT32)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("triton", "numpy", "problem"),
+    [
+        ("3.6.0", "2.3.5", None),
+        ("3.6.0", "2.4.0", "interpreter of triton 3.6 does not work with numpy 2.4: install"),
+        ("3.6.0", "2.5.2", "interpreter of triton 3.6 does not work with numpy 2.5: install"),
+        ("3.7.1", "2.5.2", None),
+        ("3.10.0", "3.0.0", None),
+        ("source", "2.5.2", None),  # built by oneself: nobody can know
+    ],
+)
+def test_the_pair_that_breaks_the_interpreter_is_named(monkeypatch, triton, numpy, problem):
+    versions = {"triton": triton, "numpy": numpy}
+    monkeypatch.setattr(available, "version", versions.__getitem__)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if problem is None:
+        assert choose_backend("triton", CPU, FLOAT32) == "triton"
+    else:
+        with pytest.raises(ConfigError, match=problem):
+            choose_backend("triton", CPU, FLOAT32)
+    gpu_of(monkeypatch, 90)
+    assert choose_backend("triton", CUDA, FLOAT32) == "triton"
 
 
 @needs_triton

@@ -13,7 +13,7 @@ from minivllm.model.loader import resolve_model
 from minivllm.tokenizer import Tokenizer
 from tests import texts
 from tests.alignment import ATOL, RTOL, Oracle, RecordingEngine
-from tests.interpreter import run_in_interpreter
+from tests.interpreter import needs_interpreter, run_in_interpreter
 from tests.tiny_models import VOCAB_SIZE, save_model
 
 BLOCK_SIZE = 4
@@ -198,6 +198,7 @@ def test_evictions_change_no_token_and_no_logit(tiny):
 
 
 @pytest.mark.kernels
+@needs_interpreter
 def test_chapter_4s_own_kernels_give_the_tokens_of_their_reference(tmp_path):
     file = Path(__file__).with_name("chapters_interpreted.py")
     run_in_interpreter(str(file), tmp_path / "report.xml")

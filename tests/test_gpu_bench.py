@@ -16,7 +16,7 @@ from benchmarks.gpu.bench import aims, attempt
 from benchmarks.gpu.launched_tests import Outcome, add_outcomes, outcome_of
 from benchmarks.gpu.report import Figure, Report, markdown_table
 from benchmarks.gpu.workload import QWEN3_06B, make_workload, weight_shapes
-from tests.interpreter import ROOT, run_in_interpreter
+from tests.interpreter import ROOT, needs_interpreter, run_in_interpreter
 
 
 def rate(ours, theirs, unit="GB/s", measure="m", setting="s", beside="copy"):
@@ -183,6 +183,6 @@ def test_the_command_itself_ends_with_2():
 
 
 @pytest.mark.kernels
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is Linux only")
+@needs_interpreter
 def test_what_is_measured_runs_in_the_interpreter(tmp_path):
     run_in_interpreter("tests/gpu_bench_interpreted.py", tmp_path / "report.xml")

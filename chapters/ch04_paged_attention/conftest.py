@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from kernels.available import why_no_interpreter
+
 os.environ.setdefault("TRITON_INTERPRET", "1")
 # An error in a kernel as it was raised, not inside another one.
 os.environ.setdefault("TRITON_FRONT_END_DEBUGGING", "1")
@@ -30,7 +32,7 @@ def pytest_runtest_setup() -> None:
 def _why_it_cannot_run() -> str | None:
     if os.environ["TRITON_INTERPRET"] == "1":
         if not IMPORTED_BEFORE or _is_interpreted():
-            return None
+            return why_no_interpreter()
         return (
             "triton was imported before chapters/ch04_paged_attention/conftest.py could choose its"
             " interpreter: run this chapter alone, or with TRITON_INTERPRET=1 in the environment"

@@ -4,7 +4,6 @@ python -m chapters.ch04_paged_attention.measure [--mine]
 """
 
 import argparse
-import importlib.util
 import os
 import platform
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from chapters.ch04_paged_attention.chapter import CHAPTER
 from chapters.stages import Stages
 from chapters.workbook import open_workbook
+from kernels.available import why_no_triton
 
 if TYPE_CHECKING:
     from chapters.ch04_paged_attention.traps import Batch
@@ -31,10 +31,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mine", action="store_true", help="measure your own kernels")
     mine = parser.parse_args().mine
-    if importlib.util.find_spec("triton") is None:
-        sys.exit("chapter 4 needs triton, which exists for Linux only: nothing to measure here")
+    import torch
+
     # Read when triton is imported, so set before; 0 runs the kernels on a GPU.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+    interpreted = os.environ.setdefault("TRITON_INTERPRET", "1") == "1"
+    if problem := why_no_triton(torch.device("cpu" if interpreted else "cuda")):
+        sys.exit(f"nothing of chapter 4 can be measured here: {problem}")
     kernels = load(mine)
     print(f"{'your' if mine else 'the reference'} kernels, {machine()}, {date.today()}")
     print(f"{HEADS} heads, {KV_HEADS} KV head, head size {HEAD_DIM}, block size {BLOCK_SIZE};")

@@ -8,13 +8,13 @@ Attention, the small operations and the linear layer each have a select function
 takes the name.
 """
 
-import importlib.util
 import logging
 import os
 from ctypes import CDLL
 
 import torch
 
+from kernels.available import why_no_triton
 from kernels.native.library import NativeError, load
 from minivllm.config import ATTENTION_BACKENDS
 from minivllm.errors import ConfigError
@@ -45,11 +45,8 @@ def choose_backend(requested: str, device: torch.device, dtype: torch.dtype) -> 
 
 def why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """The first thing that the backend of that name lacks here; None: it can run."""
-    if name == "triton" and importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
-    if name == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        slowly = "(TRITON_INTERPRET=1 in the environment runs it on a CPU, slowly)"
-        return f"it needs a CUDA GPU and the device is {device.type} {slowly}"
+    if name == "triton":
+        return why_no_triton(device)
     if name == "native" and (device.type != "cpu" or dtype is not torch.float32):
         return f"it computes float32 on cpu, not {str(dtype).removeprefix('torch.')} on {device}"
     if name == "native":

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from kernel_testing import HAS_TRITON, NO_TRITON
 
-from benchmarks.kernel_table import SHARED_LIMITS, all_cases, default_cases, pairwise_cases, table
+from benchmarks.kernel_table import (
+    SELECTIONS,
+    SHARED_LIMITS,
+    all_cases,
+    default_cases,
+    pairwise_cases,
+    table,
+)
+from kernels.launch import shared_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason=NO_TRITON)
@@ -38,9 +46,10 @@ def lines(rows):
 
 @pytest.mark.kernels
 @needs_triton
-def test_the_defaults_compile_spill_nothing_and_fit_their_targets(tmp_path):
-    rows = compile_selection("defaults", tmp_path)
-    assert len(rows) == len(default_cases())
+@pytest.mark.parametrize("selection", ["defaults", "widest"])
+def test_what_models_run_compiles_spills_nothing_and_fits_its_target(selection, tmp_path):
+    rows = compile_selection(selection, tmp_path)
+    assert len(rows) == len(SELECTIONS[selection]())
     wrong = [
         row
         for row in rows
@@ -61,9 +70,17 @@ def test_a_pairwise_selection_of_all_combinations_compiles_and_fits(tmp_path):
     assert not wrong, lines(wrong)
 
 
+@pytest.mark.parametrize(
+    ("capability", "kilobytes"),
+    [(80, 163), (86, 99), (87, 163), (89, 99), (90, 227), (100, 227), (103, 227), (120, 99)],
+)
+def test_the_shared_memory_of_a_program_is_that_of_nvidias_table(capability, kilobytes):
+    assert shared_memory(capability) == kilobytes * 1024
+
+
 def test_the_defaults_are_those_most_models_run():
     defaults = default_cases()
-    assert {case.target for case in defaults} == {"sm_80", "sm_90", "sm_120"}
+    assert {case.target for case in defaults} == {"sm_80", "sm_89", "sm_90", "sm_120"}
     assert {case.kernel for case in defaults} == {case.kernel for case in all_cases()}
     assert {case.head_dim for case in defaults} == {64, 128}
     assert {case.dtype for case in defaults} == {"bf16"}

@@ -1,0 +1,81 @@
+"""Whether Triton kernels can run here: compiled on a GPU, or in Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+NO_TRITON = "the package triton is not installed"
+INTERPRET = "TRITON_INTERPRET"
+OLDEST = 80
+"""The compute capability of the A100, from which on tiles are chosen."""
+
+
+def why_no_triton(device: torch.device) -> str | None:
+    """The first thing that kernels lack on this device; None: they can run.
+
+    Triton is not imported, so the variable that chooses the interpreter can still be set.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return NO_TRITON
+    if device.type == "cuda":
+        return _why_not_on(device)
+    if os.environ.get(INTERPRET) == "1":
+        return why_no_interpreter()
+    return (
+        f"it needs a CUDA GPU and the device is {device}"
+        f" ({INTERPRET}=1 in the environment runs it on a CPU, slowly)"
+    )
+
+
+def why_no_interpreter() -> str | None:
+    """What keeps the interpreter from running kernels, were it chosen; None: nothing does.
+
+    Triton 3.6 turns the bounds of a loop, arrays of one element, into numbers, which numpy 2.4
+    and newer refuse; Triton 3.7 takes the element. A kernel on a GPU is not concerned.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return NO_TRITON
+    triton, numpy = _release("triton"), _release("numpy")
+    if triton and numpy and triton < (3, 7) and numpy >= (2, 4):
+        return (
+            f"the interpreter of triton {_dotted(triton)} does not work with numpy"
+            f" {_dotted(numpy)}: install triton 3.7 or newer, or numpy below 2.4"
+        )
+    return None
+
+
+def _why_not_on(gpu: torch.device) -> str | None:
+    # Older ones compile, but copy nothing in the background: all that is in flight is spilled.
+    from kernels.launch import capability
+
+    found = capability(gpu)
+    if found >= OLDEST:
+        return None
+    return (
+        f"it needs a GPU of compute capability {_capability(OLDEST)} or newer"
+        f" and this one has {_capability(found)}"
+    )
+
+
+def _capability(number: int) -> str:
+    """8.0 for 80, as NVIDIA writes it."""
+    return f"{number // 10}.{number % 10}"
+
+
+def _release(package: str) -> tuple[int, int] | None:
+    """(3, 6) for 3.6.0; None where the package is installed under another name."""
+    try:
+        major, minor, *_ = version(package).split(".")
+        return int(major), int(minor)
+    except (PackageNotFoundError, ValueError):
+        return None
+
+
+def _dotted(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
