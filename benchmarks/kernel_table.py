@@ -7,6 +7,10 @@
 Registers and spilled bytes come from `ptxas -v` (on AMD: from the assembler's own counts),
 shared memory from the compiler. Spilled bytes are registers that did not fit and go through
 memory on each use; shared memory over the target's limit is a kernel that cannot start.
+
+Of NVIDIA's targets also: how many programs one multiprocessor has room for, side by side; which
+instruction multiplies tiles (none: no product, or one of exact float32); and the sizes, in bytes,
+of the copies to shared memory that run while the program computes (16 is the largest there is).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +76,9 @@ class Row:
     registers: int = 0
     spilled_bytes: int = 0
     shared_bytes: int = 0
+    programs: int = 0
+    products: str = ""
+    copies: str = ""
     seconds: float = 0.0
     problem: str = ""
 
@@ -207,19 +214,27 @@ def compile_case(case: Case) -> Row:
     except Exception as error:  # whatever the compiler throws is this row's result
         return Row(*case, tile=launch.tile, problem=f"{type(error).__name__}: {error}"[:200])
     seconds = time.perf_counter() - start
-    registers, spilled = (
-        count_amd(compiled.asm["amdgcn"]) if is_amd else count_nvidia(log.getvalue())
-    )
     shared = compiled.metadata.shared
     limit = SHARED_LIMITS[case.target]
-    return Row(
+    row = Row(
         *case,
         tile=launch.tile,
-        registers=registers,
-        spilled_bytes=spilled,
         shared_bytes=shared,
         seconds=round(seconds, 2),
         problem="" if shared <= limit else f"needs {shared} B shared memory of {limit}",
+    )
+    if is_amd:
+        registers, spilled = count_amd(compiled.asm["amdgcn"])
+        return replace(row, registers=registers, spilled_bytes=spilled)
+    registers, spilled = count_nvidia(log.getvalue())
+    ptx = compiled.asm["ptx"]
+    return replace(
+        row,
+        registers=registers,
+        spilled_bytes=spilled,
+        programs=programs_side_by_side(case.target, registers, launch.num_warps, shared),
+        products=products_of(ptx),
+        copies=copies_of(ptx),
     )
 
 
@@ -235,6 +250,33 @@ def count_amd(assembly: str) -> tuple[int, int]:
     registers = re.findall(r"\.vgpr_count:\s*(\d+)", assembly)
     spills = re.findall(r"\.vgpr_spill_count:\s*(\d+)", assembly)
     return max(map(int, registers)), 4 * sum(map(int, spills))
+
+
+def programs_side_by_side(target: str, registers: int, num_warps: int, shared_bytes: int) -> int:
+    """How many programs fit one multiprocessor: while one waits for memory, another computes.
+
+    A multiprocessor is four parts of 16,384 registers, and a warp takes them in pieces of 256;
+    each program takes 1 KB of shared memory more than it asks for. There are at most 64 warps in
+    half as many programs, or 48 where the multiprocessor is a smaller one.
+    By NVIDIA's CUDA C++ Programming Guide and its occupancy calculator.
+    """
+    of_a_warp = -(-registers * 32 // 256) * 256
+    by_registers = 4 * (16_384 // of_a_warp) // num_warps
+    by_shared_memory = (SHARED_LIMITS[target] + 1024) // (shared_bytes + 1024)
+    most_warps = 64 if target in ("sm_80", "sm_90") else 48
+    return min(by_registers, by_shared_memory, most_warps // max(num_warps, 2))
+
+
+def products_of(ptx: str) -> str:
+    """The instruction that multiplies tiles, "wgmma" (from shared memory) or "mma"; or nothing."""
+    names = {"wgmma.mma_async": "wgmma", "mma.sync": "mma"}
+    return " ".join(name for instruction, name in names.items() if instruction in ptx)
+
+
+def copies_of(ptx: str) -> str:
+    """The bytes of the copies that run beside the arithmetic, each size once: "4 16"."""
+    sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?0x([0-9a-f]+)", ptx)
+    return " ".join(map(str, sorted({int(size, 16) for size in sizes})))
 
 
 def all_cases() -> list[Case]:
@@ -304,13 +346,15 @@ def compile_all(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
 def table(rows: Iterable[Row]) -> str:
     """The rows as a Markdown table."""
     lines = [
-        "| kernel | target | dtype | head | block | tile | registers | spilled B | shared B | |",
-        "|---|---|---|---:|---:|---|---:|---:|---:|---|",
+        "| kernel | target | dtype | head | block | tile | registers | spilled B | shared B "
+        "| programs | products | copies B | |",
+        "|---|---|---|---:|---:|---|---:|---:|---:|---:|---|---|---|",
     ]
     for row in rows:
         numbers = (row.registers, row.spilled_bytes, row.shared_bytes)
         cells = [row.kernel, row.target, row.dtype, row.head_dim, row.block_size or ""]
-        cells += [row.tile, *(numbers if row.registers else ("", "", "")), row.problem]
+        cells += [row.tile, *(numbers if row.registers else ("", "", ""))]
+        cells += [row.programs or "", row.products, row.copies, row.problem]
         lines.append("| " + " | ".join(str(cell).replace("\n", " ") for cell in cells) + " |")
     return "\n".join(lines)
 

@@ -10,11 +10,13 @@ import pytest
 from kernel_testing import HAS_TRITON, NO_TRITON
 
 from benchmarks.kernel_table import (
+    PAGED,
     SELECTIONS,
     SHARED_LIMITS,
     all_cases,
     default_cases,
     pairwise_cases,
+    programs_side_by_side,
     table,
 )
 from kernels.launch import shared_memory
@@ -59,6 +61,14 @@ def test_what_models_run_compiles_spills_nothing_and_fits_its_target(selection, 
         or row["shared_bytes"] > SHARED_LIMITS[row["target"]]
     ]
     assert not wrong, lines(wrong)
+    for row in rows:
+        if row["kernel"] in PAGED:
+            # A prompt on Hopper multiplies from shared memory. What is copied while products are
+            # computed is block ids, of 4 bytes, and keys and values, 16 bytes at a time.
+            from_memory = (row["kernel"], row["target"]) == ("prefill", "sm_90")
+            assert row["products"] == ("wgmma" if from_memory else "mma"), row
+            assert row["copies"] == "4 16", row
+            assert row["programs"] >= 1, row
 
 
 @pytest.mark.kernels
@@ -76,6 +86,24 @@ def test_a_pairwise_selection_of_all_combinations_compiles_and_fits(tmp_path):
 )
 def test_the_shared_memory_of_a_program_is_that_of_nvidias_table(capability, kilobytes):
     assert shared_memory(capability) == kilobytes * 1024
+
+
+@pytest.mark.parametrize(
+    ("launch", "programs", "limit"),
+    [
+        (("sm_90", 114, 4, 38_144), 4, "registers: 120 x 32 a warp, 4 x 4 warps"),
+        (("sm_90", 80, 4, 38_144), 5, "shared memory: 228 KB / 38.25 KB"),
+        (("sm_89", 113, 4, 38_144), 2, "shared memory: 100 KB / 38.25 KB"),
+        (("sm_80", 255, 8, 1024), 1, "registers: 256 x 32 a warp, 4 x 2 warps"),
+        (("sm_80", 32, 8, 0), 8, "64 warps"),
+        (("sm_120", 32, 8, 0), 6, "48 warps"),
+        (("sm_80", 16, 1, 0), 32, "32 programs"),
+        (("sm_120", 16, 1, 0), 24, "24 programs"),
+    ],
+    ids=str,
+)
+def test_how_many_programs_fit_one_multiprocessor(launch, programs, limit):
+    assert programs_side_by_side(*launch) == programs, limit
 
 
 def test_the_defaults_are_those_most_models_run():
@@ -106,4 +134,4 @@ def test_every_row_of_the_table_has_every_column():
     from benchmarks.kernel_table import Row
 
     text = table([Row(**row, block_size=16, problem="two\nlines"), Row(**row, block_size=0)])
-    assert {line.count("|") for line in text.splitlines()} == {11}
+    assert {line.count("|") for line in text.splitlines()} == {14}
