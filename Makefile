@@ -50,7 +50,7 @@ bench-peers: $(READY)  ## compare with vLLM's CPU build and transformers (instal
 	@TORCH_INDEX="$(TORCH_INDEX)" $(PY) -m benchmarks.peers --json build/peers.json
 
 PART ?= tests
-gpu:  ## on a machine with a GPU and PyTorch: make gpu PYTHON=python3 PART=tests|align|bench
+gpu:  ## on a machine with a GPU and PyTorch: make gpu PYTHON=python3 PART=tests|align|bench|tune
 	@$(PYTHON) -m benchmarks.gpu $(PART)
 
 book: $(READY) generated  ## build the book strictly into site/

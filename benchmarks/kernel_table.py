@@ -2,6 +2,9 @@
 
     python -m benchmarks.kernel_table                      every combination
     python -m benchmarks.kernel_table --select defaults    what most models run
+    python -m benchmarks.kernel_table --kernel decode split --head 128     some of them
+    python -m benchmarks.kernel_table --kernel prefill --tile 64,32,8,5
+                                                           another tile: see kernels.launch.Tile
     python -m benchmarks.kernel_table --json FILE          also as JSON, for a test to read
 
 Registers and spilled bytes come from `ptxas -v` (on AMD: from the assembler's own counts),
@@ -30,10 +33,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels.launch import shared_memory
+from kernels.launch import Tile, shared_memory
 
 DTYPES = ("bf16", "fp16", "fp32")
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -93,15 +98,18 @@ class Launch(NamedTuple):
     tile: str
 
 
-def launch_of(case: Case) -> Launch:
-    """The launch of a case, from the same pure functions the launchers ask."""
+def launch_of(case: Case, tile: Tile | None = None) -> Launch:
+    """The launch of a case, from the same pure functions the launchers ask.
+
+    `tile`, if it is given, is tried in the place of the attention kernels' own.
+    """
     from kernels.launch import next_power_of_two, padded_head_dim
 
     row = NUM_KV_HEADS * GROUP_SIZE * case.head_dim
     row_of_kv = NUM_KV_HEADS * case.head_dim
     block_d = padded_head_dim(case.head_dim)
     if case.kernel in PAGED:
-        return _launch_of_attention(case)
+        return _launch_of_attention(case, tile)
     if case.kernel == "merge":
         from kernels.split_attention import merge_splits_kernel
 
@@ -133,7 +141,7 @@ def launch_of(case: Case) -> Launch:
     return Launch(kernel, constants, rms_norm_warps(row), 3, "")
 
 
-def _launch_of_attention(case: Case) -> Launch:
+def _launch_of_attention(case: Case, tile: Tile | None) -> Launch:
     import torch
 
     from kernels.launch import padded_head_dim
@@ -144,7 +152,7 @@ def _launch_of_attention(case: Case) -> Launch:
     num_rows = 4096 if case.kernel == "prefill" else GROUP_SIZE
     # AMD has no number of its own in the launchers; it is shown what an A100 would get.
     capability = int(case.target[3:]) if case.target.startswith("sm_") else 80
-    tile = attention_tile(case.head_dim, dtype, num_rows, capability)
+    tile = tile or attention_tile(case.head_dim, dtype, num_rows, capability)
     constants = {
         "HEAD_DIM": case.head_dim,
         "BLOCK_SIZE": case.block_size,
@@ -156,8 +164,7 @@ def _launch_of_attention(case: Case) -> Launch:
     if case.kernel == "split":
         kernel = split_attention_kernel
         constants["NUM_SPLITS"] = NUM_SPLITS
-    text = f"{tile.block_m}x{tile.block_n} {tile.num_warps}w {tile.num_stages}s"
-    return Launch(kernel, constants, tile.num_warps, tile.num_stages, text)
+    return Launch(kernel, constants, tile.num_warps, tile.num_stages, str(tile))
 
 
 INT32_POINTERS = {"block_tables", "query_starts", "context_lens", "positions", "slots"}
@@ -180,13 +187,13 @@ def type_of(name: str, dtype: str, constants: dict[str, int]) -> str:
     return "*fp32" if name in FLOAT32_POINTERS else f"*{dtype}"
 
 
-def compile_case(case: Case) -> Row:
+def compile_case(case: Case, tile: Tile | None = None) -> Row:
     """Compile one case for its target; needs no GPU. What cannot be compiled says so in its row."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    launch = launch_of(case)
+    launch = launch_of(case, tile)
     names = launch.kernel.arg_names
     signature = {name: type_of(name, case.dtype, launch.constants) for name in names}
     # A launch would find pointers and strides to be multiples of 16, and compile for that.
@@ -212,7 +219,8 @@ def compile_case(case: Case) -> Row:
         with contextlib.redirect_stdout(io.StringIO()) as log:
             compiled = triton.compile(source, target=target, options=options)
     except Exception as error:  # whatever the compiler throws is this row's result
-        return Row(*case, tile=launch.tile, problem=f"{type(error).__name__}: {error}"[:200])
+        reason = str(error.__cause__ or error).strip().splitlines()[-1][:200]
+        return Row(*case, tile=launch.tile, problem=f"{type(error).__name__}: {reason}")
     seconds = time.perf_counter() - start
     shared = compiled.metadata.shared
     limit = SHARED_LIMITS[case.target]
@@ -332,7 +340,7 @@ SELECTIONS = {
 }
 
 
-def compile_all(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
+def compile_all(cases: Sequence[Case], jobs: int, tile: Tile | None = None) -> Iterator[Row]:
     """Rows in the order of the cases, from `jobs` processes with one throw-away cache."""
     with tempfile.TemporaryDirectory() as cache:
         # Read when triton is imported, which only the workers do.
@@ -340,7 +348,7 @@ def compile_all(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
         os.environ["TRITON_DUMP_PTXAS_LOG"] = os.environ["TRITON_ALWAYS_COMPILE"] = "1"
         os.environ.pop("TRITON_INTERPRET", None)
         with ProcessPoolExecutor(jobs) as pool:
-            yield from pool.map(compile_case, cases)
+            yield from pool.map(partial(compile_case, tile=tile), cases)
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -359,20 +367,41 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
+def tile_of(text: str) -> Tile:
+    """Tile(128, 64, 8, 5) for "128,64,8,5"."""
+    try:
+        block_m, block_n, num_warps, num_stages = map(int, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not four numbers: query rows, keys a step, warps, stages"
+        ) from None
+    return Tile(block_m, block_n, num_warps, num_stages)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile the selection and print its table; exit code 2 where triton is not installed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--select", choices=[*SELECTIONS], default="all")
+    parser.add_argument(
+        "--kernel", nargs="+", choices=(*PAGED, *PLAIN), default=(*PAGED, *PLAIN), help="only these"
+    )
+    parser.add_argument("--head", type=int, choices=HEAD_DIMS, help="only this head size")
+    parser.add_argument("--tile", type=tile_of, metavar="M,N,WARPS,STAGES", help="for attention")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="write the rows to this file, too")
     options = parser.parse_args(arguments)
     if importlib.util.find_spec("triton") is None:
         print("triton is not installed (it exists for Linux only): nothing to compile")
         return 2
-    cases = SELECTIONS[options.select]()
+    cases = [
+        case
+        for case in SELECTIONS[options.select]()
+        if case.kernel in options.kernel and options.head in (None, case.head_dim)
+    ]
+    print(f"triton {version('triton')}\n")
     start = time.perf_counter()
     rows = []
-    for row in compile_all(cases, options.jobs):
+    for row in compile_all(cases, options.jobs, options.tile):
         rows.append(row)
         if sys.stderr.isatty():
             print(f"\r{len(rows)} of {len(cases)}", end="", file=sys.stderr, flush=True)

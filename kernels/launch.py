@@ -29,6 +29,10 @@ class Tile(NamedTuple):
     num_warps: int
     num_stages: int
 
+    def __str__(self) -> str:
+        """As tables name it: "128x64 8w 5s"."""
+        return f"{self.block_m}x{self.block_n} {self.num_warps}w {self.num_stages}s"
+
 
 def next_power_of_two(number: int) -> int:
     """The smallest power of two that is not less: Triton's vectors have no other lengths."""

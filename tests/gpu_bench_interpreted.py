@@ -9,13 +9,16 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from benchmarks.gpu import align
+from benchmarks.gpu import align, tune
 from benchmarks.gpu.attention import Heads, decode_figures, prefill_figures
 from benchmarks.gpu.first_token import first_token_figures
 from benchmarks.gpu.fused import fused_cases, fused_figures
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.throughput import engine_rate, make_engine, transformers_rate, warm_up
+from benchmarks.gpu.tune import Work, split_figures, tile_figures
 from benchmarks.gpu.workload import QWEN3_06B, WorkItem, save_random_model
+from kernels.launch import Tile
+from kernels.paged_attention import paged_attention
 from tests.tiny_models import one_thread, save_model
 
 CPU = torch.device("cpu")
@@ -70,6 +73,33 @@ def test_prefill_attention_is_measured_in_operations_beside_sdpa_and_a_matmul():
     assert [figure.beside for figure in found] == ["SDPA, flash", "matmul of 8"]
     assert found[0].share == pytest.approx(1.0)
     assert found[1].theirs == pytest.approx(2 * 8**3 / 1e9)
+
+
+DECODE = Work(Heads(4, 2, 16), 2, 39, 40)
+
+
+def test_tiles_are_tried_beside_the_engines_own_and_what_cannot_start_says_why():
+    tiles = [Tile(16, 32, 4, 3), Tile(24, 32, 4, 3)]
+    tried, refused = tile_figures(call_each, DECODE, tiles, CPU, torch.float32)
+    assert (tried.measure, tried.setting) == ("tile 16x32 4w 3s", "2 x [39, 40), 4/2 heads of 16")
+    assert (tried.beside, tried.ours, tried.theirs) == ("the engine's 16x32 4w 5s", 1.0, 1.0)
+    assert refused.ours is None
+    assert "power of 2" in refused.note
+
+
+def test_a_tile_with_another_result_is_not_timed(monkeypatch):
+    def wrong(*arguments, tile):
+        return paged_attention(*arguments, tile=tile) * (1.02 if tile.num_stages == 3 else 1)
+
+    monkeypatch.setattr(tune, "paged_attention", wrong)
+    (figure,) = tile_figures(call_each, DECODE, [Tile(16, 32, 4, 3)], CPU, torch.float32)
+    assert (figure.ours, figure.note) == (None, "its result is off by 2 %")
+
+
+def test_numbers_of_splits_are_tried_beside_the_engines_own():
+    found = list(split_figures(call_each, DECODE, CPU, torch.float32, (1, 4)))
+    assert [figure.measure for figure in found] == ["1 splits", "4 splits"]
+    assert {(figure.beside, figure.ours) for figure in found} == {("the engine's 1", 1.0)}
 
 
 def test_every_fused_kernel_and_its_torch_lines_give_the_same():

@@ -9,13 +9,17 @@ import sys
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="the package triton is not installed")
+
 from benchmarks.gpu import __main__ as command_line
 from benchmarks.gpu.align import broken_promises, judge
 from benchmarks.gpu.attention import Heads, causal_flops, decode_bytes
 from benchmarks.gpu.bench import aims, attempt
 from benchmarks.gpu.launched_tests import Outcome, add_outcomes, outcome_of
 from benchmarks.gpu.report import Figure, Report, markdown_table
+from benchmarks.gpu.tune import best_of_each, decode_tiles, prefill_tiles, take
 from benchmarks.gpu.workload import QWEN3_06B, make_workload, weight_shapes
+from kernels.paged_attention import attention_tile
 from tests.interpreter import ROOT, needs_interpreter, run_in_interpreter
 
 
@@ -94,6 +98,35 @@ def test_aims_are_told_for_the_two_kernels_they_are_set_for():
     )
     assert [line.endswith("aim 0.8 reached") for line in found] == [True, False]
     assert found[1].endswith("0.60 of SDPA, flash, aim 0.7 not reached")
+
+
+def test_the_fastest_tile_of_each_setting_is_told_in_units_of_the_engines_own():
+    own = {"unit": "ms", "beside": "the engine's 16x32 4w 5s"}
+    figures = [
+        rate(2.0, 1.0, measure="tile 16x32 2w 5s", setting="decode", **own),
+        rate(0.8, 1.0, measure="tile 16x64 4w 5s", setting="decode", **own),
+        rate(None, None, measure="tile 16x128 4w 7s", setting="decode", **own),
+        rate(4.0, 5.0, measure="tile 64x32 4w 5s", setting="prefill", **own),
+    ]
+    assert best_of_each(figures) == [
+        "decode: tile 16x64 4w 5s is 1.25 times as fast as the engine's 16x32 4w 5s",
+        "prefill: tile 64x32 4w 5s is 1.25 times as fast as the engine's 16x32 4w 5s",
+    ]
+
+
+def test_candidates_are_taken_until_the_time_is_over():
+    report = Report("tune")
+    take(report, iter([rate(1.0, 2.0, measure="first"), rate(1.0, 2.0)]), deadline=0.0)
+    assert [figure.measure for figure in report.figures] == ["first"]
+    assert report.notes == ["out of time behind first, s"]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_engines_own_tiles_are_among_the_candidates_and_show_the_noise(head_dim):
+    for num_rows, tiles in ((4, decode_tiles()), (4096, prefill_tiles())):
+        assert len(set(tiles)) == len(tiles)
+        for capability in (90, 100):
+            assert attention_tile(head_dim, torch.bfloat16, num_rows, capability) in tiles
 
 
 def test_a_section_that_fails_keeps_its_first_figures_and_is_a_problem(capsys):

@@ -156,6 +156,15 @@ def test_the_cpu_path_imports_without_triton():
     assert result.returncode == 0, result.stderr
 
 
+def test_where_there_is_no_triton_every_test_is_found_all_the_same():
+    collect = "['tests', '--collect-only', '-q', '--color=no', '-p', 'no:cacheprovider']"
+    result = run_with_blocked(
+        ["triton"], f"import pytest; raise SystemExit(pytest.main({collect}))"
+    )
+    assert result.returncode == 0, result.stdout[-2000:]
+    assert "the package triton is not installed" in result.stdout
+
+
 def test_an_unknown_name_is_an_attribute_error():
     import minivllm
 

@@ -14,11 +14,12 @@ import torch
 
 from benchmarks.gpu.report import Report, markdown_table
 
-PARTS = ("tests", "align", "bench")
+PARTS = ("tests", "align", "bench", "tune")
 NEEDED = {
     "tests": ("triton", "pytest", "hypothesis"),
     "align": ("triton", "transformers", "safetensors", "xxhash"),
     "bench": ("triton", "transformers", "safetensors", "xxhash"),
+    "tune": ("triton",),
 }
 CANNOT_RUN = 2
 
@@ -44,6 +45,10 @@ def run_part(part: str, device: torch.device) -> Report:
         from benchmarks.gpu.align import align
 
         align(device, report)
+    elif part == "tune":
+        from benchmarks.gpu.tune import tune
+
+        tune(device, report)
     else:
         from benchmarks.gpu.bench import bench
 

@@ -102,7 +102,7 @@ def decode_figures(
         read = decode_bytes(heads, num_sequences, context_len, keys.element_size())
         yield Figure(
             "decode attention",
-            f"batch {num_sequences}, context {context_len:,}, {_name(heads)}",
+            f"batch {num_sequences}, context {context_len:,}, {name_of(heads)}",
             "GB/s",
             read / milliseconds["ours"] / 1e6,
             "device copy",
@@ -144,7 +144,7 @@ def prefill_figures(
             )
         flops = causal_flops(heads, num_sequences, length)
         ours = flops / milliseconds["ours"] / 1e9
-        setting = f"{num_sequences} x {length:,} tokens, {_name(heads)}"
+        setting = f"{num_sequences} x {length:,} tokens, {name_of(heads)}"
         sdpa = flops / milliseconds["sdpa"] / 1e9
         matmul = 2 * matmul_size**3 / milliseconds["matmul"] / 1e9
         yield Figure("prefill attention", setting, "TFLOP/s", ours, "SDPA, flash", sdpa)
@@ -152,5 +152,6 @@ def prefill_figures(
         yield Figure("prefill attention", setting, "TFLOP/s", ours, beside, matmul)
 
 
-def _name(heads: Heads) -> str:
+def name_of(heads: Heads) -> str:
+    """Query heads, KV heads and head size, as in "32/8 heads of 128"."""
     return f"{heads.num_heads}/{heads.num_kv_heads} heads of {heads.head_dim}"
