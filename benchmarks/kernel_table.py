@@ -30,7 +30,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -351,20 +351,49 @@ def compile_all(cases: Sequence[Case], jobs: int, tile: Tile | None = None) -> I
             yield from pool.map(partial(compile_case, tile=tile), cases)
 
 
-def table(rows: Iterable[Row]) -> str:
-    """The rows as a Markdown table."""
-    lines = [
-        "| kernel | target | dtype | head | block | tile | registers | spilled B | shared B "
-        "| programs | products | copies B | |",
-        "|---|---|---|---:|---:|---|---:|---:|---:|---:|---|---|---|",
-    ]
-    for row in rows:
-        numbers = (row.registers, row.spilled_bytes, row.shared_bytes)
-        cells = [row.kernel, row.target, row.dtype, row.head_dim, row.block_size or ""]
-        cells += [row.tile, *(numbers if row.registers else ("", "", ""))]
-        cells += [row.programs or "", row.products, row.copies, row.problem]
-        lines.append("| " + " | ".join(str(cell).replace("\n", " ") for cell in cells) + " |")
+class Column(NamedTuple):
+    """A column of the table: its head, whether it holds numbers, and a row's value in it."""
+
+    head: str
+    is_number: bool
+    value: Callable[[Row], object]
+
+
+COLUMNS = (
+    Column("kernel", False, lambda row: row.kernel),
+    Column("target", False, lambda row: row.target),
+    Column("dtype", False, lambda row: row.dtype),
+    Column("head", True, lambda row: row.head_dim),
+    Column("block", True, lambda row: row.block_size or ""),
+    Column("tile", False, lambda row: row.tile),
+    Column("registers", True, lambda row: row.registers or ""),
+    Column("spilled B", True, lambda row: row.spilled_bytes if row.registers else ""),
+    Column("shared B", True, lambda row: row.shared_bytes if row.registers else ""),
+    Column("programs", True, lambda row: row.programs or ""),
+    Column("products", False, lambda row: row.products),
+    Column("copies B", False, lambda row: row.copies),
+    Column("", False, lambda row: row.problem),
+)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table. What is the same in all of them stands once, above it."""
+    shown, common = [], []
+    for column in COLUMNS:
+        values = {column.value(row) for row in rows}
+        if len(rows) < 2 or len(values) > 1:
+            shown.append(column)
+        elif value := str(values.pop()):
+            common.append(f"{column.head} {value}".strip())
+    lines = [", ".join(common), ""] if common else []
+    lines.append(_line(column.head for column in shown))
+    lines.append(f"|{'|'.join('---:' if column.is_number else '---' for column in shown)}|")
+    lines += [_line(column.value(row) for column in shown) for row in rows]
     return "\n".join(lines)
+
+
+def _line(cells: Iterable[object]) -> str:
+    return "| " + " | ".join(str(cell).replace("\n", " ") for cell in cells) + " |"
 
 
 def tile_of(text: str) -> Tile:

@@ -46,21 +46,30 @@ def rung_for(num_sequences: int, sizes: Sequence[int]) -> int:
     return sizes[bisect_left(sizes, num_sequences)]
 
 
-def record_cuda_graph(compute: Compute) -> Compute:
-    """Record `compute` as a CUDA graph. It also runs once, eagerly.
+class CudaGraphRecorder:
+    """Records computations as CUDA graphs that take what they need in between from one pool.
 
-    That compiles kernels and loads libraries, neither of which may happen in a recording.
+    They may: no two of them run at once. What a recording returns stays its own.
     """
-    compute()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = compute()
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return result
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
 
-    return replay
+    def __call__(self, compute: Compute) -> Compute:
+        """Record `compute`. It also runs once, eagerly.
+
+        That compiles kernels and loads libraries, neither of which may happen in a recording.
+        """
+        compute()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = compute()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return result
+
+        return replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ class DecodeGraphs:
     no slot but those that the batch must write anyway.
 
     forward          what to record; must launch the same for equal sizes, and not wait
-    record           record_cuda_graph; on a CPU, a stand-in
+    record           a CudaGraphRecorder; on a CPU, a stand-in
     max_num_seqs     most sequences of a batch: the ladder's top, unless there are fewer blocks
     max_context_len  most positions of a sequence: how wide block tables are, and for what
                      length the attention kernel's split is chosen

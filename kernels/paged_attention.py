@@ -187,14 +187,14 @@ def paged_attention_kernel(
 def attention_tile(head_dim: int, dtype: torch.dtype, num_rows: int, capability: int) -> Tile:
     """The program's shape; `num_rows` is the longest query times the group size.
 
-    Up to 16 rows is decode: one tile of 16, and time goes into loading keys. More is prefill:
-    a tall tile loads each key for more rows. An address waits for its block id, so the compiler
-    spends two stages on one tile in flight: 5 stages keep two key tiles under way, 3 keep one.
+    Up to 16 rows is decode: one tile of 16, and time goes into loading keys. More is
+    prefill: a tall tile loads each key for more rows. An address waits for its block id,
+    so the compiler spends two stages on one tile in flight: 5 stages keep two key tiles
+    under way, 3 keep one.
 
-    Chosen from what the compiler reports (benchmarks/kernel_table.py): nothing spills in half
-    precision, and shared memory stays below the target's: 99 KB on most cards for a desk, 163 KB
-    on an A100, 227 KB on an H100. float32 is for checking: exact products use no tensor core, so
-    its tiles are small.
+    Chosen from what the compiler reports (benchmarks/kernel_table.py): nothing spills in
+    half precision, and shared memory stays below the target's. float32 is for checking:
+    exact products use no tensor core, so its tiles are small.
     """
     if dtype == torch.float32:
         if num_rows <= 16:
@@ -206,7 +206,7 @@ def attention_tile(head_dim: int, dtype: torch.dtype, num_rows: int, capability:
         return Tile(64, 32, 8, 3 if shared_memory(capability) < 128 * 1024 else 5)
     if head_dim <= 64:
         return Tile(128, 64, 8, 5)
-    # Where products read keys from shared memory (wgmma), a wider step costs no registers.
+    # Hopper's products read keys from shared memory: a wider step costs no registers.
     return Tile(128, 64 if 90 <= capability < 120 else 32, 8, 5)
 
 

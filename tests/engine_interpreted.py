@@ -114,7 +114,7 @@ def test_decodes_through_the_graphs_bookkeeping_give_the_same_tokens_and_logits(
     calls = []
 
     def record(compute):
-        compute()  # as record_cuda_graph does
+        compute()  # as a CudaGraphRecorder does
 
         def replay():
             calls.append(None)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.decode_graphs import DecodeGraphs, ladder, record_cuda_graph, rung_for
+from kernels.decode_graphs import CudaGraphRecorder, DecodeGraphs, ladder, rung_for
 from kernels.errors import KernelInputError
 from minivllm.core.batch import ScheduledSequence
 from minivllm.sampling_params import SamplingParams
@@ -44,31 +44,53 @@ def test_100_is_in_the_ladder_of_100():
     assert ladder(3) == (1, 2, 3)
 
 
-def test_a_cuda_graph_is_recorded_after_one_eager_run_and_replayed_without_python(monkeypatch):
-    log = []
+class FakeCuda:
+    """torch.cuda's graphs, as far as a recorder uses them: notes what happens in which pool."""
 
-    class Graph:
-        def replay(self):
-            log.append("replay")
+    def __init__(self, monkeypatch):
+        self.log = []
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", self.new_graph)
+        monkeypatch.setattr(torch.cuda, "graph", self.recording)
+
+    def new_graph(self):
+        cuda = self
+
+        class Graph:
+            def replay(self):
+                cuda.log.append("replay")
+
+        return Graph()
 
     @contextmanager
-    def recording(graph):
-        log.append("recording begins")
+    def recording(self, graph, pool):
+        self.log.append(f"recording begins in {pool}")
         yield
-        log.append("recording ends")
+        self.log.append("recording ends")
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", recording)
+
+def test_a_cuda_graph_is_recorded_after_one_eager_run_and_replayed_without_python(monkeypatch):
+    log = FakeCuda(monkeypatch).log
     results = [torch.tensor(0), torch.tensor(1)]
 
     def compute():
         log.append("compute")
         return results[log.count("compute") - 1]
 
-    replay = record_cuda_graph(compute)
-    assert log == ["compute", "recording begins", "compute", "recording ends"]
+    replay = CudaGraphRecorder()(compute)
+    assert log == ["compute", "recording begins in the pool", "compute", "recording ends"]
     assert replay() is results[1]  # the recording's own output, not the eager run's
     assert log[4:] == ["replay"]
+
+
+def test_all_recordings_of_a_recorder_share_one_pool(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    pools = iter(["the pool", "another"])
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    record = CudaGraphRecorder()
+    for number in range(3):
+        record(lambda number=number: torch.tensor(number))
+    assert cuda.log.count("recording begins in the pool") == 3
 
 
 class Recorder:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import PagedBatch
-from kernels.decode_graphs import DecodeGraphs, record_cuda_graph, to_device
+from kernels.decode_graphs import CudaGraphRecorder, DecodeGraphs, to_device
 from minivllm.config import EngineConfig
 from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence, TokenLogprobs
 from minivllm.errors import ConfigError, DeviceError, ModelError
@@ -136,7 +136,7 @@ class ModelRunner:
             return None
         return DecodeGraphs(
             self._decode,
-            record_cuda_graph,
+            CudaGraphRecorder(),
             device=self.device,
             num_blocks=num_blocks,
             block_size=block_size,

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from benchmarks.kernel_table import (
     PAGED,
     SELECTIONS,
     SHARED_LIMITS,
+    Row,
     all_cases,
     default_cases,
     pairwise_cases,
@@ -129,9 +131,22 @@ def test_any_two_values_of_the_combinations_meet_in_the_pairwise_selection():
     assert len(pairwise_cases()) < 80
 
 
-def test_every_row_of_the_table_has_every_column():
-    row = {"kernel": "split", "target": "gfx942", "dtype": "bf16", "head_dim": 64}
-    from benchmarks.kernel_table import Row
+def test_what_is_the_same_in_all_rows_stands_once_above_the_table():
+    row = Row("split", "sm_90", "bf16", 64, 16, "16x64 4w 5s", 62, 0, 37_376, 6, "mma", "4 16")
+    lines = table([row, replace(row, target="sm_80", registers=70, programs=4)]).splitlines()
+    assert lines == [
+        "kernel split, dtype bf16, head 64, block 16, tile 16x64 4w 5s, spilled B 0,"
+        " shared B 37376, products mma, copies B 4 16",
+        "",
+        "| target | registers | programs |",
+        "|---|---:|---:|",
+        "| sm_90 | 62 | 6 |",
+        "| sm_80 | 70 | 4 |",
+    ]
 
-    text = table([Row(**row, block_size=16, problem="two\nlines"), Row(**row, block_size=0)])
-    assert {line.count("|") for line in text.splitlines()} == {14}
+
+def test_a_row_without_a_result_has_every_column_and_says_why():
+    row = Row("split", "gfx942", "bf16", 64, 16, problem="two\nlines")
+    lines = table([row]).splitlines()
+    assert {line.count("|") for line in lines} == {14}
+    assert lines[-1] == "| split | gfx942 | bf16 | 64 | 16 |  |  |  |  |  |  |  | two lines |"
