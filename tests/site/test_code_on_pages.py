@@ -86,8 +86,8 @@ def test_a_session_prints_what_the_page_shows(page, monkeypatch):
 
 
 def commands_of(block):
-    """(command words, without variables before them) for each line."""
-    for line in block.code.splitlines():
+    """(command words, without variables before them) for each line; a backslash continues one."""
+    for line in block.code.replace("\\\n", " ").splitlines():
         words = shlex.split(line)
         while words and re.fullmatch(r"\w+=\S*", words[0]):
             words = words[1:]
@@ -117,9 +117,9 @@ def check_module(arguments, block):
 
 
 def message_texts():
-    """All string constants of the engine, f-strings joined with a blank for their values."""
+    """All string constants of engine and kernels; of an f-string what is not a value."""
     texts = [(ROOT / "Makefile").read_text()]
-    for path in (ROOT / "minivllm").rglob("*.py"):
+    for path in (*(ROOT / "minivllm").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
                 texts.append(
