@@ -5,6 +5,7 @@ its process with it. Such a file lies in a folder launched/, or is not called te
 it only when it is named.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from kernels.available import why_no_interpreter
 ROOT = Path(__file__).resolve().parent.parent
 NO_INTERPRETER = why_no_interpreter()
 
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
+)
 needs_interpreter = pytest.mark.skipif(NO_INTERPRETER is not None, reason=str(NO_INTERPRETER))
 
 

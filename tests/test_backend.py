@@ -14,14 +14,11 @@ from minivllm.model import backend
 from minivllm.model.attention import TorchAttention, select_attention_backend
 from minivllm.model.backend import choose_backend
 from minivllm.model.ops import TORCH_OPS, select_ops
+from tests.interpreter import needs_triton
 from tests.native import needs_native
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
-
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton exists for Linux only"
-)
 
 
 @pytest.fixture(autouse=True)

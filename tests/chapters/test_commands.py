@@ -11,6 +11,7 @@ from chapters.stages import CHAPTERS
 from chapters.watch import watch
 from chapters.workbook import State
 from tests.chapters.conftest import CHAPTER_3
+from tests.interpreter import needs_triton
 
 CHAPTER = chapter_named(CHAPTER_3)
 
@@ -186,6 +187,7 @@ def test_the_doctor_looks_at_everything_and_gives_advice(reader):
     assert said.code == 0
 
 
+@needs_triton
 def test_the_doctor_names_packages_that_keep_chapter_4_from_its_interpreter(reader, monkeypatch):
     problem = "the interpreter of triton 3.6 does not work with numpy 2.5"
     monkeypatch.setattr("chapters.doctor.why_no_interpreter", lambda: problem)

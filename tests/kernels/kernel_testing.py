@@ -10,7 +10,6 @@ single unmasked load. An output is NaN before the launch, so an element left out
 both sides of an output lie guard rows that must not change.
 """
 
-import importlib.util
 import os
 from dataclasses import dataclass
 
@@ -29,8 +28,6 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 DTYPES_WITH_DOT = (torch.float32, torch.float16)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-NO_TRITON = "triton is not installed: it exists for Linux only"
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 launching = settings(
     # On a GPU nearly every example compiles a kernel of its own.

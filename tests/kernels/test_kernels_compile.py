@@ -5,10 +5,8 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from kernel_testing import HAS_TRITON, NO_TRITON
 
 from benchmarks.kernel_table import (
     PAGED,
@@ -22,9 +20,7 @@ from benchmarks.kernel_table import (
     table,
 )
 from kernels.launch import shared_memory
-
-ROOT = Path(__file__).resolve().parents[2]
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason=NO_TRITON)
+from tests.interpreter import ROOT, needs_triton
 
 
 def compile_selection(selection, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from book import figures, traces
 from book.places import DOCS, FIGURES, REFERENCE, ROOT
 from minivllm.cli import _parser
+from tests.interpreter import needs_interpreter
 
 PAGES = sorted(page for page in DOCS.rglob("*.md") if REFERENCE not in page.parents)
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>[\w-]*)(?P<rest>.*)$")
@@ -70,9 +71,14 @@ def test_a_block_holds_includes_and_nothing_else(block):
     assert all(INCLUDE.match(line) for line in lines), str(block)
 
 
-@pytest.mark.parametrize(
-    "page", sorted({block.page for block in BLOCKS if block.language == "pycon"})
-)
+def sessions():
+    """The pages with sessions; chapter 4's run kernels."""
+    for page in sorted({block.page for block in BLOCKS if block.language == "pycon"}):
+        marks = needs_interpreter if page.startswith("ch04") else ()
+        yield pytest.param(page, id=page, marks=marks)
+
+
+@pytest.mark.parametrize("page", sessions())
 def test_a_session_prints_what_the_page_shows(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     traces.write_all()
