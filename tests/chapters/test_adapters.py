@@ -8,7 +8,6 @@ from chapters.results import FAILED, PASSED, SKIPPED, Job
 from chapters.targets import MINIVLLM, has_adapter
 from tests.interpreter import needs_interpreter
 
-
 WITH_ADAPTER = [chapter for chapter in all_chapters() if has_adapter(chapter.name)]
 
 
