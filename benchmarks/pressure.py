@@ -1,6 +1,6 @@
 """What a short KV pool costs: hit rate, evictions, preemptions, speed against pool size.
 
-    python -m benchmarks.pressure                  16 conversations, the real model (about 15 min)
+    python -m benchmarks.pressure                  16 conversations, the real model (about 5 min)
     python -m benchmarks.pressure --trace FILE     a production trace through minivllm.core alone
 
 The first replays a chat of several conversations on one system prompt, in pools of 10 % to 200 %
