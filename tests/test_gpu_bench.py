@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("triton", reason="the package triton is not installed")
 
 from benchmarks.gpu import __main__ as command_line
+from benchmarks.gpu import align
 from benchmarks.gpu.align import broken_promises, judge
 from benchmarks.gpu.attention import Heads, causal_flops, decode_bytes
 from benchmarks.gpu.bench import aims, attempt
@@ -21,6 +22,7 @@ from benchmarks.gpu.tune import best_of_each, decode_tiles, prefill_tiles, take
 from benchmarks.gpu.workload import QWEN3_06B, make_workload, weight_shapes
 from kernels.paged_attention import attention_tile
 from tests.interpreter import ROOT, needs_interpreter, run_in_interpreter
+from tests.tiny_models import VARIANTS
 
 
 def rate(ours, theirs, unit="GB/s", measure="m", setting="s", beside="copy"):
@@ -161,6 +163,15 @@ def test_our_error_may_be_twice_transformers_own(shift, num_problems):
     assert verdict.their_error == pytest.approx(0.5)
     assert verdict.our_error == pytest.approx(shift)
     assert len(list(broken_promises(verdict))) == num_problems
+
+
+def test_a_model_for_which_there_was_no_time_is_a_problem_and_not_left_out(monkeypatch):
+    monkeypatch.setattr(align, "MOST_SECONDS", -1.0)
+    report = Report("align")
+    align.align(torch.device("cpu"), report)
+    skipped = [problem.split(" ")[0] for problem in report.problems]
+    assert skipped[: len(VARIANTS)] == list(VARIANTS)
+    assert report.figures == []
 
 
 def test_in_float32_every_token_is_decided_however_small_the_gap():

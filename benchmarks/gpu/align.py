@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 NUM_TOKENS = 24
 PROMPT_LENGTHS = (1, 16, 45, 100)
 NUM_KV_BLOCKS = 400
+# Most of it goes into compiling: every model has head sizes of its own.
+MOST_SECONDS = 400.0
 
 
 class RecordingSampler(Sampler):
@@ -185,18 +188,23 @@ def align(device: torch.device, report: Report) -> None:
     """Tiny random models of every architecture; the default model, too, where it is at hand."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    deadline = time.monotonic() + MOST_SECONDS
     rng = random.Random(0)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
         for variant in VARIANTS:
-            path = Path(folder, variant)
-            vocab_size = save_model(variant, path).config.vocab_size
-            prompts = _prompts(rng, vocab_size)
-            align_model(variant, path, prompts, device, report)
+            if time.monotonic() > deadline:
+                report.problems.append(f"{variant} was not compared: the time was over")
+                continue
+            folder = Path(name, variant)
+            vocab_size = save_model(variant, folder).config.vocab_size
+            align_model(variant, folder, _prompts(rng, vocab_size), device, report)
     default = cache_folder() / DEFAULT_MODEL
-    if (default / "config.json").is_file():
-        align_model(DEFAULT_MODEL, default, _prompts(rng, 49_152), device, report)
-    else:
+    if not (default / "config.json").is_file():
         report.notes.append(f"{DEFAULT_MODEL} is not at hand: only random models were compared")
+    elif time.monotonic() > deadline:
+        report.problems.append(f"{DEFAULT_MODEL} was not compared: the time was over")
+    else:
+        align_model(DEFAULT_MODEL, default, _prompts(rng, 49_152), device, report)
 
 
 def _prompts(rng: random.Random, vocab_size: int) -> list[list[int]]:
