@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from program_watch import ProgramWatch
 
 ROOT = Path(__file__).resolve().parents[2]
 # This folder is called `kernels`, too: the package must be found before it.
@@ -26,6 +27,15 @@ def pytest_ignore_collect(collection_path):
     # Neither an interpreter nor a GPU in this process: test_kernels_interpreted.py starts
     # another one for these.
     return True if "launched" in collection_path.parts and not can_launch_here() else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _programs_are_watched():
+    """In the interpreter: see program_watch.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            ProgramWatch().install(patch)
+        yield
 
 
 def pytest_configure(config):

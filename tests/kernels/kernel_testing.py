@@ -5,9 +5,10 @@ in Triton's interpreter   TRITON_INTERPRET=1 before triton is imported; tensors 
                           wild address there is a segmentation fault
 on a GPU                  where torch sees one and the variable is unset: `pytest tests/kernels`
 
-Three traps are laid in every launch. A slot nobody has written holds NaN, which spreads from a
-single unmasked load. An output is NaN before the launch, so an element left out shows. And on
-both sides of an output lie guard rows that must not change.
+Four traps are laid in every launch. A slot nobody has written holds NaN, which spreads from a
+single unmasked load. An output is NaN before the launch, so an element left out shows. On both
+sides of an output lie guard rows that must not change. And in the interpreter no program may
+touch what another one writes (program_watch.py).
 """
 
 import os

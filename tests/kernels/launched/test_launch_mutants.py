@@ -139,6 +139,14 @@ MUTANTS = {
         "tl.store(output + output_offsets, accumulator / row_sum[:, None], mask=inside)",
         "tl.store(output + output_offsets, accumulator / row_sum[:, None])",
     ),
+    # The same numbers twice: nothing in the output shows it.
+    "a tile that is one too many repeats the last one": (
+        paged_attention,
+        check_paged_attention,
+        "    if first_row >= query_len * group_size:",
+        "    first_row = min(first_row, (query_len * group_size - 1) // BLOCK_M * BLOCK_M)\n"
+        "    if first_row < 0:",
+    ),
     "tiles are counted without one more for each sequence": (
         paged_attention,
         check_paged_attention,
@@ -211,7 +219,9 @@ def mutant(module, old, new, folder):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_checks_notice_a_kernel_in_which(name, tmp_path):
     module, check, old, new = MUTANTS[name]
-    with pytest.raises(AssertionError, match=r"elements differ|memory (before|behind)"):
+    with pytest.raises(
+        AssertionError, match=r"elements differ|memory (before|behind)|write to one"
+    ):
         check(mutant(module, old, new, tmp_path))
 
 
