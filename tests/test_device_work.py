@@ -1,0 +1,133 @@
+"""What a step gives a GPU to do, on torch's meta device: tensors with a shape and no numbers.
+
+Whoever asks such a tensor for a number gets an error, and so does who mixes it with one on the
+CPU. So a forward pass that goes through waits for no device, which a CUDA graph could not record,
+and has all it needs in one place. Kernels are not run: it is noted what they are launched with.
+"""
+
+import importlib
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the package triton is not installed")
+
+from triton.runtime.jit import JITFunction
+
+from kernels.decode_graphs import DecodeGraphs
+from kernels.errors import KernelInputError
+from minivllm import EngineConfig
+from minivllm.core.batch import ScheduledSequence
+from minivllm.model import runner as runner_module
+from minivllm.model.runner import ModelRunner
+from minivllm.sampling_params import SamplingParams
+from tests.tiny_models import VARIANTS, VOCAB_SIZE, save_model
+
+META = torch.device("meta")
+NUM_BLOCKS, BLOCK_SIZE = 20, 16
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The names of the kernels that were launched; each launch is checked to be on one device."""
+    names = []
+    # Compiled kernels, not interpreted ones: made so before the variable below is set.
+    for module in ("attention", "rms_norm", "rotary", "silu_and_mul", "step_attention"):
+        importlib.import_module(f"kernels.{module}")
+
+    def launch(kernel, *arguments, **constants):
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        assert {tensor.device for tensor in tensors} == {META}, kernel.__name__
+        names.append(kernel.__name__)
+
+    monkeypatch.setattr(JITFunction, "run", launch)
+    # A launcher asks for it where the device is no GPU.
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return names
+
+
+def runner_on_meta(monkeypatch, folder):
+    """A runner whose weights and KV cache lie on the meta device, with our Triton kernels."""
+    monkeypatch.setattr(runner_module, "select_device", lambda requested: META)
+    runner = ModelRunner(EngineConfig(model=str(folder), attention_backend="triton"))
+    runner.init_kv(NUM_BLOCKS, BLOCK_SIZE)
+    return runner
+
+
+def sequence(start, end, table):
+    ids = [position % VOCAB_SIZE for position in range(end)]
+    return ScheduledSequence("r", ids, start, end, table, SamplingParams())
+
+
+MIXED = [sequence(0, 21, [3, 7]), sequence(32, 40, [1, 2, 9]), sequence(17, 18, [4, 5])]
+DECODES = [sequence(39, 40, [1, 2, 9]), sequence(17, 18, [4, 5]), sequence(5, 6, [8])]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_a_step_of_prompts_chunks_and_decodes_waits_for_nothing(
+    monkeypatch, launched, tmp_path, variant
+):
+    save_model(variant, tmp_path)
+    runner = runner_on_meta(monkeypatch, tmp_path)
+    logits = runner._decoder.logits(runner._compute(MIXED))
+    assert (logits.device, logits.shape) == (META, (3, VOCAB_SIZE))
+    assert launched.count("paged_attention_kernel") == runner.model_config.num_layers
+    assert launched.count("rotary_store_kv_kernel") == runner.model_config.num_layers
+    assert launched.count("silu_and_mul_kernel") == runner.model_config.num_layers
+
+
+@torch.inference_mode()
+def test_what_a_graph_records_waits_for_nothing_and_the_next_batch_is_only_copied(
+    monkeypatch, launched, tmp_path
+):
+    save_model("qwen3", tmp_path)
+    runner = runner_on_meta(monkeypatch, tmp_path)
+    recorded = []
+
+    def record(compute):
+        compute()
+        hidden = compute()
+        recorded.append(len(launched))
+        return lambda: hidden
+
+    runner._graphs = DecodeGraphs(
+        runner._decode,
+        record,
+        device=META,
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=4,
+        max_context_len=runner.max_model_len,
+    )
+    for _ in range(2):
+        hidden = runner._compute(DECODES)
+        assert (hidden.device, hidden.shape[0]) == (META, 3)
+    # The second batch launched nothing: the recording stands for it.
+    assert recorded == [len(launched)]
+    assert "paged_attention_kernel" in launched or "split_attention_kernel" in launched
+
+
+@torch.inference_mode()
+def test_a_layer_that_reads_a_number_back_is_found(monkeypatch, launched, tmp_path):
+    save_model("qwen3", tmp_path)
+    runner = runner_on_meta(monkeypatch, tmp_path)
+    decode = runner._decoder.hidden
+
+    def reads(*arguments):
+        hidden = decode(*arguments)
+        return hidden * float(hidden.max())
+
+    monkeypatch.setattr(runner._decoder, "hidden", reads)
+    with pytest.raises(RuntimeError, match="meta tensors"):
+        runner._compute(MIXED)
+
+
+@torch.inference_mode()
+def test_an_operand_that_was_left_on_the_cpu_is_found(monkeypatch, launched, tmp_path):
+    save_model("qwen3", tmp_path)
+    runner = runner_on_meta(monkeypatch, tmp_path)
+    embedding = runner._decoder._embedding
+    monkeypatch.setattr(runner._decoder, "_embedding", torch.zeros(embedding.shape))
+    with pytest.raises(KernelInputError, match=r"on meta, hidden is .* on cpu: they must agree"):
+        runner._compute(MIXED)
