@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +18,8 @@ from kernels.attention import attention
 from kernels.launch import Tile, capability, num_multiprocessors
 from kernels.paged_attention import attention_tile, paged_attention
 from kernels.split_attention import choose_num_splits, split_attention
+
+Attend = Callable[[], torch.Tensor]
 
 MOST_SECONDS = 420.0
 MOST_ERROR = 0.01
@@ -69,14 +71,9 @@ def tile_figures(
     )
     num_rows = (work.end - work.start) * (work.heads.num_heads // work.heads.num_kv_heads)
     own = attention_tile(work.heads.head_dim, dtype, num_rows, capability(device))
-    expected = paged_attention(query, keys, values, batch, tile=own)
-    for tile in tiles:
-        functions = {
-            "own": partial(paged_attention, query, keys, values, batch, tile=own),
-            "tried": partial(paged_attention, query, keys, values, batch, tile=tile),
-        }
-        figure = Figure(f"tile {tile}", work.setting, "ms", None, f"the engine's {own}", None)
-        yield _measured(figure, timer, functions, expected)
+    run = partial(paged_attention, query, keys, values, batch)
+    candidates = {f"tile {tile}": partial(run, tile=tile) for tile in tiles}
+    yield from _beside(timer, work, partial(run, tile=own), f"the engine's {own}", candidates)
 
 
 def split_figures(
@@ -93,21 +90,23 @@ def split_figures(
     own = choose_num_splits(
         work.num_sequences, work.heads.num_kv_heads, work.end, num_multiprocessors(device)
     )
-    expected = attention(query, keys, values, batch)
-    for count in counts:
-        functions = {
-            "own": partial(attention, query, keys, values, batch),
-            "tried": partial(split_attention, query, keys, values, batch, num_splits=count),
-        }
-        figure = Figure(f"{count} splits", work.setting, "ms", None, f"the engine's {own}", None)
-        yield _measured(figure, timer, functions, expected)
+    run = partial(split_attention, query, keys, values, batch)
+    candidates = {f"{count} splits": partial(run, num_splits=count) for count in counts}
+    as_is = partial(attention, query, keys, values, batch)
+    yield from _beside(timer, work, as_is, f"the engine's {own}", candidates)
+
+
+def _beside(
+    timer: Timer, work: Work, own: Attend, name: str, candidates: Mapping[str, Attend]
+) -> Iterator[Figure]:
+    expected = own()
+    for measure, tried in candidates.items():
+        figure = Figure(measure, work.setting, "ms", None, name, None)
+        yield _measured(figure, timer, {"own": own, "tried": tried}, expected)
 
 
 def _measured(
-    figure: Figure,
-    timer: Timer,
-    functions: Mapping[str, partial[torch.Tensor]],
-    expected: torch.Tensor,
+    figure: Figure, timer: Timer, functions: Mapping[str, Attend], expected: torch.Tensor
 ) -> Figure:
     """The figure with both times, if the tried one starts and computes the same; or with a note."""
     try:
