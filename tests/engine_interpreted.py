@@ -64,7 +64,8 @@ def qwen3(tmp_path_factory):
     return folder
 
 
-def test_recordings_are_made_on_a_gpu_only_and_for_every_batch_that_may_run(qwen3):
+def test_recordings_are_made_on_a_gpu_only_and_for_every_batch_that_may_run(qwen3, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     config = EngineConfig(
         model=str(qwen3), device="cpu", attention_backend="triton", max_num_seqs=100
     )

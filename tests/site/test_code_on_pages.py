@@ -78,7 +78,7 @@ def sessions():
         yield pytest.param(page, id=page, marks=marks)
 
 
-@pytest.mark.parametrize("page", sessions())
+@pytest.mark.parametrize("page", list(sessions()))
 def test_a_session_prints_what_the_page_shows(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     traces.write_all()
