@@ -29,12 +29,9 @@ class ProgramWatch:
         from triton.runtime import interpreter
 
         builder, executor = interpreter.interpreter_builder, interpreter.GridExecutor
-        launch, load, store = (
-            executor.__call__,
-            builder.create_masked_load,
-            builder.create_masked_store,
-        )
+        launch = executor.__call__
         set_grid_dim, set_grid_idx = builder.set_grid_dim, builder.set_grid_idx
+        load, store = builder.create_masked_load, builder.create_masked_store
 
         def begin(*grid):
             set_grid_dim(*grid)
