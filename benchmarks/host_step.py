@@ -27,6 +27,7 @@ from benchmarks.gpu.workload import QWEN3_06B, save_random_model
 from benchmarks.machine import machine
 from kernels.decode_graphs import Compute, DecodeGraphs
 from minivllm import EngineConfig, LLMEngine, SamplingParams
+from minivllm.engine import TextDecoder
 from minivllm.model.loader import resolve_model
 from minivllm.model.runner import ModelRunner
 from minivllm.tokenizer import Tokenizer
@@ -53,7 +54,9 @@ PARTS = {
 }
 
 
-def make_engine(folder: Path, num_blocks: int, most_tokens: int) -> LLMEngine:
+def make_engine(
+    folder: Path, tokenizer: TextDecoder | None, num_blocks: int, most_tokens: int
+) -> LLMEngine:
     """An engine on the CPU whose decode steps go through DecodeGraphs, and compute nothing."""
     config = EngineConfig(
         model=str(folder),
@@ -64,7 +67,7 @@ def make_engine(folder: Path, num_blocks: int, most_tokens: int) -> LLMEngine:
         max_num_batched_tokens=most_tokens,
     )
     runner = ModelRunner(config)
-    engine = LLMEngine(config, runner, Tokenizer(resolve_model(EngineConfig().model)))
+    engine = LLMEngine(config, runner, tokenizer)
     hidden_size = TINY["hidden_size"]
     runner._graphs = DecodeGraphs(
         lambda token_ids, _: torch.ones(len(token_ids), hidden_size),
@@ -116,21 +119,31 @@ class Stopwatch:
 
 
 def milliseconds_a_step(
-    folder: Path, batch: int, context: int, num_steps: int
+    folder: Path, tokenizer: TextDecoder | None, batch: int, context: int, num_steps: int
 ) -> dict[str, float]:
     """Medians over the steps, by part; `batch` sequences of `context` tokens decode."""
-    draw = random.Random(0)
     blocks_each = -(-(context + num_steps + 2) // BLOCK_SIZE)
-    engine = make_engine(folder, batch * blocks_each, batch * context)
-    params = SamplingParams(max_tokens=num_steps + 2, ignore_eos=True)
-    for number in range(batch):
-        prompt = [draw.randrange(1, TINY["vocab_size"]) for _ in range(context)]
-        engine.add_request(str(number), prompt, params)
-    # Computed for real it would take minutes. The tables are built, which is the host's part.
+    engine = make_engine(folder, tokenizer, batch * blocks_each, batch * context)
+    add_requests(engine, batch, context, num_steps + 2)
+    # Nobody computes the prompts: for real it would take minutes.
     hidden = torch.ones(batch, TINY["hidden_size"])
     with mock.patch.object(engine.runner, "_compute", return_value=hidden):
         engine.step()
     engine.step()  # makes the recording
+    return decode_steps(engine, batch, num_steps)
+
+
+def add_requests(engine: LLMEngine, batch: int, context: int, num_new: int) -> None:
+    """Requests of random tokens that end at their length only, "0" to "batch - 1"."""
+    draw = random.Random(0)
+    params = SamplingParams(max_tokens=num_new, ignore_eos=True)
+    for number in range(batch):
+        prompt = [draw.randrange(1, TINY["vocab_size"]) for _ in range(context)]
+        engine.add_request(str(number), prompt, params)
+
+
+def decode_steps(engine: LLMEngine, batch: int, num_steps: int) -> dict[str, float]:
+    """Milliseconds by part, medians over the steps, in each of which `batch` sequences decode."""
     watch = Stopwatch()
     with watch.watching(engine):
         for _ in range(num_steps):
@@ -146,10 +159,11 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=1024, help="tokens of each (default 1024)")
     parser.add_argument("--steps", type=int, default=100, help="steps to measure (default 100)")
     asked = parser.parse_args()
+    tokenizer = Tokenizer(resolve_model(EngineConfig().model))
     with tempfile.TemporaryDirectory() as name:
         folder = save_random_model(QWEN3_06B | TINY, Path(name, "tiny"), torch.device("cpu"))
         columns = [
-            milliseconds_a_step(folder, batch, asked.context, asked.steps)
+            milliseconds_a_step(folder, tokenizer, batch, asked.context, asked.steps)
             for batch in asked.batches
         ]
     print(machine())

@@ -8,29 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from kernels.block_tables import StepTables
 from kernels.errors import KernelInputError
 
 # Each tensor starts at a multiple of four int32, as a fresh allocation would: a kernel is
 # compiled anew for pointers that are not 16-byte aligned.
 ALIGNMENT = 4
-INT32_END = 2**31
+
+Numbers: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
 class PagedBatch:
     """The sequences of one step. Make it with `from_host`, which checks every number in it.
 
-    block_tables   [num_sequences, max_blocks] int32   logical block -> physical block
     query_starts   [num_sequences + 1] int32           sequence i owns the token rows
                                                        [query_starts[i], query_starts[i + 1])
     context_lens   [num_sequences] int32               positions whose KV is written after the step
     positions      [num_tokens] int32                  absolute position of each token row
     slots          [num_tokens] int32                  where its KV goes; -1: nowhere
+    block_tables   [num_sequences, max_blocks] int32   logical block -> physical block
     num_blocks, block_size                             of the cache the tables point into
     max_query_len, max_context_len                     the longest of each, known without a GPU
 
@@ -42,11 +45,11 @@ class PagedBatch:
         query_starts   0                         6   7
     """
 
-    block_tables: torch.Tensor
     query_starts: torch.Tensor
     context_lens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
+    block_tables: torch.Tensor
     num_blocks: int
     block_size: int
     max_query_len: int
@@ -76,47 +79,36 @@ class PagedBatch:
 
         Raises KernelInputError, see validate_block_tables; also if the padding is too small.
         """
-        validate_block_tables(block_tables, ranges, num_blocks=num_blocks, block_size=block_size)
-        num_real = len(ranges)
-        num_padding = (num_sequences or num_real) - num_real
-        widest = max(map(len, block_tables))
-        width = max_blocks or widest
-        if num_padding < 0 or width < widest:
+        step = StepTables.checked(
+            block_tables, ranges, num_blocks=num_blocks, block_size=block_size
+        )
+        num_real, widest = len(ranges), int(step.table_lens.max())
+        num_rows, width = num_sequences or num_real, max_blocks or widest
+        if num_rows < num_real or width < widest:
             raise KernelInputError(
                 f"{num_real} sequences with up to {widest} blocks do not fit"
                 f" num_sequences={num_sequences}, max_blocks={max_blocks}"
             )
-
-        tables = np.zeros((num_real + num_padding, width), np.int32)
-        for row, table in zip(tables, block_tables, strict=False):
-            row[: len(table)] = table
-        query_lens = [end - start for start, end in ranges] + [1] * num_padding
-        positions = [position for span in ranges for position in range(*span)]
-        slots = list(
-            chain.from_iterable(
-                slots_of(table, span, block_size)
-                for table, span in zip(block_tables, ranges, strict=True)
-            )
-        )
-        parts = (
-            tables,
-            np.concatenate(([0], np.cumsum(query_lens))),
-            np.array([end for _, end in ranges] + [0] * num_padding),
-            np.array(positions + [0] * num_padding),
-            np.array(slots + [-1] * num_padding),
-        )
-        packed, views = _pack(parts, torch.device(device))
-        block_tables_view, query_starts, context_lens, positions_view, slots_view = views
+        num_tokens = len(step.positions) + num_rows - num_real
+        sections = _sections((num_rows + 1, num_rows, num_tokens, num_tokens, num_rows * width))
+        device = torch.device(device)
+        # From pinned memory the copy runs beside whatever the device still computes.
+        host = torch.zeros(sum(sections), dtype=torch.int32, pin_memory=device.type == "cuda")
+        _write(step, block_size, *(part.numpy() for part in host.split_with_sizes(sections)[::2]))
+        packed = host.to(device, non_blocking=True)
+        query_starts, context_lens, positions, slots, tables = packed.split_with_sizes(sections)[
+            ::2
+        ]
         return cls(
-            block_tables=block_tables_view,
             query_starts=query_starts,
             context_lens=context_lens,
-            positions=positions_view,
-            slots=slots_view,
+            positions=positions,
+            slots=slots,
+            block_tables=tables.view(num_rows, width),
             num_blocks=num_blocks,
             block_size=block_size,
-            max_query_len=max(query_lens),
-            max_context_len=max(end for _, end in ranges),
+            max_query_len=int(step.query_lens.max()),
+            max_context_len=int(step.ends.max()),
             packed=packed,
         )
 
@@ -133,102 +125,51 @@ class PagedBatch:
     def copy_from(self, other: PagedBatch) -> None:
         """Take over the numbers of `other`, in place: a CUDA graph replays these addresses.
 
-        Contexts may be longer than they were at capture; max_context_len keeps its old value.
-        Raises KernelInputError if the shapes differ or a query is longer than it was promised.
+        Its tables may have fewer columns. What is left of an old table behind them is read by
+        nobody, as every kernel stops at the context's end. Contexts may be longer than they were
+        at capture; max_context_len keeps its old value.
+
+        Raises KernelInputError if it does not fit or a query is longer than it was promised.
         """
-        mine = (self.block_tables.shape, self.num_tokens, self.num_blocks, self.block_size)
-        its = (other.block_tables.shape, other.num_tokens, other.num_blocks, other.block_size)
-        if mine != its:
-            raise KernelInputError(f"a batch of {its} cannot be copied into one of {mine}")
+        mine = (self.num_sequences, self.num_tokens, self.num_blocks, self.block_size)
+        its = (other.num_sequences, other.num_tokens, other.num_blocks, other.block_size)
+        width, most = other.block_tables.shape[1], self.block_tables.shape[1]
+        if mine != its or width > most:
+            raise KernelInputError(
+                f"a batch of {its} with {width} blocks cannot be copied into one of {mine}"
+                f" with {most}"
+            )
         if other.max_query_len > self.max_query_len:
             raise KernelInputError(
                 f"the longest query has {other.max_query_len} tokens;"
                 f" this batch was made for {self.max_query_len}"
             )
-        self.packed.copy_(other.packed, non_blocking=True)
+        tables_at = self.block_tables.storage_offset()  # the tables come last
+        self.packed[:tables_at].copy_(other.packed[:tables_at], non_blocking=True)
+        self.block_tables[:, :width].copy_(other.block_tables, non_blocking=True)
 
 
-def slots_of(table: Sequence[int], span: tuple[int, int], block_size: int) -> list[int]:
-    """Where the positions [start, end) lie: table [7, 2], (2, 5), block size 4 -> [30, 31, 8]."""
-    return [table[p // block_size] * block_size + p % block_size for p in range(*span)]
-
-
-def validate_block_tables(
-    block_tables: Sequence[Sequence[int]],
-    ranges: Sequence[tuple[int, int]],
-    *,
-    num_blocks: int,
+def _write(
+    step: StepTables,
     block_size: int,
+    query_starts: Numbers,
+    context_lens: Numbers,
+    positions: Numbers,
+    slots: Numbers,
+    block_tables: Numbers,
 ) -> None:
-    """Raise KernelInputError unless a kernel may follow these tables. Plain Python, no device.
-
-    - There is a sequence, there are as many tables as ranges, and a slot fits 31 bits.
-    - 0 <= start < end: each sequence computes something, and no query is longer than its context.
-    - A table covers [0, end), and each of its block ids lies in [0, num_blocks).
-    - No block is written twice in one step: a shared block is only read, and programs would race.
-    """
-    if block_size < 1:
-        raise KernelInputError(f"block_size is {block_size}; it must be at least 1")
-    if num_blocks * block_size >= INT32_END:
-        raise KernelInputError(
-            f"{num_blocks} blocks x {block_size} slots: a slot must fit 31 bits; at most"
-            f" {(INT32_END - 1) // block_size} blocks do"
-        )
-    if len(block_tables) != len(ranges) or not ranges:
-        raise KernelInputError(
-            f"{len(block_tables)} block tables for {len(ranges)} ranges: one each, at least one"
-        )
-    for index, (table, (start, end)) in enumerate(zip(block_tables, ranges, strict=True)):
-        if not 0 <= start < end:
-            raise KernelInputError(
-                f"sequence {index} computes [{start}, {end}): need 0 <= start < end,"
-                " or the query is empty or longer than its context"
-            )
-        if end > len(table) * block_size:
-            raise KernelInputError(
-                f"sequence {index} has a context of {end} positions; its table covers"
-                f" {len(table)} blocks x {block_size} = {len(table) * block_size}:"
-                f" it needs {-(-end // block_size)} blocks"
-            )
-        if min(table) < 0 or max(table) >= num_blocks:
-            wrong = next(block for block in table if not 0 <= block < num_blocks)
-            raise KernelInputError(
-                f"sequence {index} has block {wrong} at logical block {table.index(wrong)};"
-                f" the cache has blocks 0 to {num_blocks - 1}"
-            )
-    _check_one_writer(block_tables, ranges, block_size)
+    """Fill the arrays, which are zero: first the sequences of the step, then the padding."""
+    num_real, num_tokens = len(step.ends), len(step.positions)
+    query_starts[1 : num_real + 1] = step.query_lens.cumsum()
+    query_starts[num_real:] = range(num_tokens, len(positions) + 1)
+    context_lens[:num_real] = step.ends
+    positions[:num_tokens] = step.positions
+    slots[:num_tokens] = step.slots(block_size)
+    slots[num_tokens:] = -1
+    tables = block_tables.reshape(len(context_lens), -1)[:num_real]
+    tables[np.arange(tables.shape[1]) < step.table_lens[:, None]] = step.blocks
 
 
-def _check_one_writer(
-    block_tables: Sequence[Sequence[int]], ranges: Sequence[tuple[int, int]], block_size: int
-) -> None:
-    writers: dict[int, int] = {}
-    for index, (table, (start, end)) in enumerate(zip(block_tables, ranges, strict=True)):
-        for block in table[start // block_size : -(-end // block_size)]:
-            if block in writers:
-                raise KernelInputError(
-                    f"block {block} is written twice, by sequences {writers[block]} and {index}:"
-                    " a block may be shared only where it is read"
-                )
-            writers[block] = index
-
-
-def _pack(
-    parts: Sequence[np.ndarray], device: torch.device
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Copy all arrays to the device as one int32 tensor, and return it with a view of each."""
-    starts, total = [], 0
-    for part in parts:
-        starts.append(total)
-        total += -(-part.size // ALIGNMENT) * ALIGNMENT
-    # From pinned memory the copy runs beside whatever the device still computes.
-    host = torch.zeros(total, dtype=torch.int32, pin_memory=device.type == "cuda")
-    numbers = host.numpy()
-    for start, part in zip(starts, parts, strict=True):
-        numbers[start : start + part.size] = part.ravel()
-    packed = host.to(device, non_blocking=True)
-    views = [
-        packed[start : start + part.size].view(part.shape)
-        for start, part in zip(starts, parts, strict=True)
-    ]
-    return packed, views
+def _sections(sizes: Sequence[int]) -> list[int]:
+    """Behind each size the gap up to the next multiple of ALIGNMENT: [5, 4] -> [5, 3, 4, 0]."""
+    return [length for size in sizes for length in (size, -size % ALIGNMENT)]

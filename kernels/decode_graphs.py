@@ -121,11 +121,13 @@ class DecodeGraphs:
     def hidden(self, sequences: Sequence[StepSequence]) -> torch.Tensor:
         """[len(sequences), hidden]; read it before the next call, which overwrites it."""
         size = rung_for(len(sequences), self._ladder)
-        token_ids, batch = self._token_ids(sequences, size), self._batch(sequences, size)
+        token_ids = self._token_ids(sequences, size)
         if size in self._rungs:
+            # Only as many columns of tables as this batch needs.
             self._rungs[size].token_ids.copy_(token_ids, non_blocking=True)
-            self._rungs[size].batch.copy_from(batch)
+            self._rungs[size].batch.copy_from(self._batch(sequences, size))
         else:
+            batch = self._widest_batch(sequences, size)
             run = self._record(lambda: self._forward(token_ids, batch))
             self._rungs[size] = _Rung(token_ids, batch, run)
         return self._rungs[size].run()[: len(sequences)]
@@ -138,16 +140,22 @@ class DecodeGraphs:
         ids = [sequence.token_ids[sequence.start] for sequence in sequences]
         return to_device(ids + [0] * (size - len(ids)), self._device)
 
-    def _batch(self, sequences: Sequence[StepSequence], size: int) -> PagedBatch:
-        batch = PagedBatch.from_host(
+    def _batch(
+        self, sequences: Sequence[StepSequence], size: int, max_blocks: int | None = None
+    ) -> PagedBatch:
+        return PagedBatch.from_host(
             [sequence.block_table for sequence in sequences],
             [(sequence.start, sequence.end) for sequence in sequences],
             num_blocks=self._num_blocks,
             block_size=self._block_size,
             device=self._device,
             num_sequences=size,
-            max_blocks=-(-self._max_context_len // self._block_size),
+            max_blocks=max_blocks,
         )
+
+    def _widest_batch(self, sequences: Sequence[StepSequence], size: int) -> PagedBatch:
+        """A batch to record: its tables have a column for every block that a sequence can have."""
+        batch = self._batch(sequences, size, -(-self._max_context_len // self._block_size))
         # The kernel is chosen when it is recorded, and this length is what it is chosen by.
         return replace(batch, max_context_len=self._max_context_len)
 

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch, any device and dtype: gather a sequence's blocks, attend.
+"""Paged attention in plain torch, any device and dtype: store, gather blocks, attend.
 
 A sequence is attended to alone and without padding, so its result does not depend on which others
 are in the batch.
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.block_tables import slots_of
 from kernels.sequence import StepSequence
 
 Pair = tuple[Tensor, Tensor]
@@ -37,15 +38,31 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GatheredAttention:
-    """The parts of a step, one a sequence, in the order of their rows."""
+    """One step, shared by all layers.
 
+    slot_mapping  [num_tokens] int64   block * block_size + offset each row is stored at
+    parts         one a sequence, in the order of their rows
+    """
+
+    slot_mapping: Tensor
     parts: tuple[Part, ...]
 
     @classmethod
     def of(cls, sequences: Sequence[StepSequence], cache: Pair) -> GatheredAttention:
         """Bring ranges and tables to the device of the cache, that of any layer."""
         keys, _ = cache
-        return cls(tuple(_part(each, keys.shape[1], keys.device) for each in sequences))
+        block_size, device = keys.shape[1], keys.device
+        ranges = [(each.block_table, (each.start, each.end)) for each in sequences]
+        slots = [slot for table, span in ranges for slot in slots_of(table, span, block_size)]
+        return cls(
+            torch.tensor(slots, device=device),
+            tuple(_part(each, block_size, device) for each in sequences),
+        )
+
+    def store(self, key: Tensor, value: Tensor, cache: Pair) -> None:
+        """Write each row's key and value to its slot; [num_tokens, num_kv_heads, head_dim]."""
+        for rows, pool in zip((key, value), cache, strict=True):
+            pool.flatten(0, 1).index_copy_(0, self.slot_mapping, rows)
 
     def attend(self, query: Tensor, cache: Pair) -> Tensor:
         """[num_tokens, num_heads, head_dim] in and out, causal by absolute position."""

@@ -132,8 +132,7 @@ def _generate(options: argparse.Namespace) -> int:
             prompts = [llm.encode(text) for text in options.prompt]
         if options.json:
             outputs = llm.generate(prompts, params)
-            rows = [asdict(output) for output in outputs]
-            print(json.dumps({"outputs": rows, "stats": llm.engine.stats()}))
+            print(json.dumps({"outputs": list(map(_row, outputs)), "stats": llm.engine.stats()}))
         else:
             outputs = _stream(llm, prompts, params)
     if options.stats:
@@ -160,6 +159,13 @@ def _open_trace(path: Path | None) -> AbstractContextManager[TextIO | None]:
         return nullcontext() if path is None else path.open("w", encoding="utf-8")
     except OSError as error:
         raise MiniVLLMError(f"cannot write the trace to {path}: {error.strerror}") from error
+
+
+def _row(output: RequestOutput) -> dict[str, Any]:
+    """All of an output but what it shares with the engine."""
+    row = asdict(output) | {"token_ids": output.token_ids}
+    del row["known_token_ids"]
+    return row
 
 
 def _stream(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[RequestOutput]:

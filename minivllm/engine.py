@@ -342,13 +342,14 @@ class LLMEngine:
         return RequestOutput(
             request_id=sequence.request_id,
             index=sequence.index,
-            token_ids=sequence.output_token_ids,
             text=branch.detokenizer.text,
             finish_reason=sequence.finish_reason,
             error=sequence.error,
             num_prompt_tokens=sequence.num_prompt_tokens,
+            num_tokens=sequence.num_tokens,
             num_cached_tokens=sequence.num_cached_tokens or 0,
             time_to_first_token=branch.first_token_after,
+            known_token_ids=sequence.token_ids,
             logprobs=None if sequence.params.logprobs is None else list(sequence.logprobs),
             prompt_logprobs=_prompt_logprobs(sequence),
         )

@@ -1,38 +1,49 @@
 """What a caller gets back, step by step or at the end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from minivllm.core.batch import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: each step makes one a sequence, and a frozen one takes twice as long to make.
+@dataclass(slots=True, eq=False)
 class RequestOutput:
     """One output of one request, as far as it has come.
 
     request_id          as given to add_request
     index               which of the request's n outputs
-    token_ids           all tokens generated so far, with the stop token
-    text                their text, without the stop token or stop string; never half a character
+    text                text of `token_ids`, without stop token or stop string; no half character
     finish_reason       "stop" | "length" | "abort" | "error"; None while running
     error               what went wrong, when finish_reason is "error"
     num_prompt_tokens   tokens of the prompt
+    num_tokens          tokens of the prompt and of this output
     num_cached_tokens   prompt tokens whose KV was found in the prefix cache at first admission
     time_to_first_token seconds from add_request to the first token; None before it
+    known_token_ids     the engine's own list of these tokens; it may have grown longer by now
     logprobs            one entry a generated token, if asked for
     prompt_logprobs     one entry a prompt token, None for the first, if asked for
     """
 
     request_id: str
     index: int
-    token_ids: list[int]
     text: str
     finish_reason: str | None
     error: str | None
     num_prompt_tokens: int
+    num_tokens: int
     num_cached_tokens: int
     time_to_first_token: float | None
+    known_token_ids: list[int] = field(repr=False)
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens generated so far, with the stop token, in a list of its own.
+
+        Copied when it is read. Copied in each step, n tokens would cost n * n / 2 copies.
+        """
+        return self.known_token_ids[self.num_prompt_tokens : self.num_tokens]
 
     @property
     def finished(self) -> bool:

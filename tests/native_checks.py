@@ -18,7 +18,8 @@ from unittest import mock
 import torch
 
 from kernels import reference
-from kernels.batch import PagedBatch, slots_of
+from kernels.batch import PagedBatch
+from kernels.block_tables import slots_of
 from kernels.layer_parts import LayerParts
 from kernels.native import attention
 from kernels.native.attention import NativeAttention

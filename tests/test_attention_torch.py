@@ -93,7 +93,7 @@ def test_a_mixed_batch_equals_the_reference_and_writes_only_its_own_slots(
         torch.cat([pair[part][start:] for pair, (start, _) in zip(history, ranges, strict=True)])
         for part in (0, 1)
     ]
-    step.store(cache, *new)
+    step.gathered.store(*new, cache)
     output = step.attend(torch.cat(queries), cache)
 
     expected = [
@@ -110,18 +110,18 @@ def test_a_mixed_batch_equals_the_reference_and_writes_only_its_own_slots(
 def test_the_example_of_the_module_stores_at_slots_9_and_10():
     cache = poisoned_cache(8, 4, 1, 2)
     step = TorchAttention.begin_step([scheduled(5, 7, [7, 2])], cache)
-    assert step.slot_mapping.tolist() == [9, 10]
+    assert step.gathered.slot_mapping.tolist() == [9, 10]
 
 
 def test_two_sequences_read_one_shared_prefix_block():
     cache = poisoned_cache(3, 2, 1, 4)
     keys, values, query = torch.randn(3, 3, 1, 4).unbind()
     first = TorchAttention.begin_step([scheduled(0, 3, [2, 0])], cache)
-    first.store(cache, keys, values)
+    first.gathered.store(keys, values, cache)
     alone = first.attend(query, cache)[2]
 
     suffix = TorchAttention.begin_step([scheduled(2, 3, [2, 1])], cache)
-    suffix.store(cache, keys[2:], values[2:])
+    suffix.gathered.store(keys[2:], values[2:], cache)
 
     torch.testing.assert_close(suffix.attend(query[2:], cache)[0], alone)
 
@@ -146,5 +146,5 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch():
 def test_a_table_may_be_longer_than_the_context():
     cache = poisoned_cache(4, 2, 1, 2)
     step = TorchAttention.begin_step([scheduled(0, 1, [1, 3])], cache)
-    step.store(cache, torch.ones(1, 1, 2), torch.full((1, 1, 2), 5.0))
+    step.gathered.store(torch.ones(1, 1, 2), torch.full((1, 1, 2), 5.0), cache)
     assert step.attend(torch.ones(1, 1, 2), cache).tolist() == [[[5.0, 5.0]]]

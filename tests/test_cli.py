@@ -117,6 +117,7 @@ def test_json_is_one_object_of_outputs_and_stats_and_nothing_else(generate):
         "finish_reason",
         "error",
         "num_prompt_tokens",
+        "num_tokens",
         "num_cached_tokens",
         "time_to_first_token",
         "logprobs",

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels import reference
 from kernels.decode_graphs import CudaGraphRecorder, DecodeGraphs, ladder, rung_for
 from kernels.errors import KernelInputError
 from minivllm.core.batch import ScheduledSequence
@@ -153,6 +154,20 @@ def test_the_next_batch_of_a_rung_is_copied_to_the_addresses_of_the_recording():
     assert [token_ids.data_ptr(), batch.packed.data_ptr()] == addresses
     assert batch.block_tables[0, :3].tolist() == [1, 6, 8]
     assert recorder.num_recorded == 1
+
+
+def test_only_the_columns_a_batch_needs_are_copied_and_what_is_behind_them_is_not_read():
+    recorder = Recorder()
+    recorder.run([decode(22, [1, 2, 3, 4, 5, 6]), decode(0, [7])])
+    assert recorder.run([decode(5, [8, 9], 3), decode(2, [10], 4)]) == [[3, 5, 37], [4, 2, 42]]
+    _, batch = recorder.seen[-1]
+    assert batch.block_tables.tolist() == [[8, 9, 3, 4, 5, 6], [10, 0, 0, 0, 0, 0]]
+    assert batch.context_lens.tolist() == [6, 3]
+    key, value = torch.full((2, 40, BLOCK_SIZE, 1, 8), float("nan"))
+    for block in (8, 9, 10):
+        key[block], value[block] = 1.0, float(block)
+    found = reference.paged_attention(torch.ones(2, 1, 8), key, value, batch)
+    assert found[:, 0, 0].tolist() == [pytest.approx((4 * 8 + 2 * 9) / 6), 10]
 
 
 def test_nothing_of_a_larger_batch_stays_in_the_padding_of_a_smaller_one():

@@ -405,6 +405,29 @@ def test_an_output_ends_where_the_models_length_ends():
     assert (len(output.token_ids), output.finish_reason) == (3, "length")
 
 
+def test_an_output_that_was_returned_keeps_its_tokens_while_the_sequence_grows():
+    engine = make_engine()
+    engine.add_request("a", PREFIX, params(6))
+    seen = []
+    while engine.has_unfinished_requests():
+        seen += engine.step()
+    expected = greedy(PREFIX, 6)
+    assert [output.token_ids for output in seen] == [expected[:n] for n in range(1, 7)]
+    assert [output.num_tokens for output in seen] == [len(PREFIX) + n for n in range(1, 7)]
+    seen[2].token_ids.append(99)
+    assert seen[2].token_ids == expected[:3], "the list that was read belongs to its reader"
+
+
+def test_a_step_copies_no_tokens():
+    # Copied in each step, an output of n tokens would cost n * n / 2 copies.
+    engine = make_engine()
+    engine.add_request("a", PREFIX, params(3))
+    (first,) = engine.step()
+    (second,) = engine.step()
+    assert first.known_token_ids is second.known_token_ids
+    assert "known_token_ids" not in repr(first)
+
+
 # Failures of the runner
 
 

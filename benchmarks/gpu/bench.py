@@ -12,6 +12,7 @@ import torch
 from benchmarks.gpu.attention import decode_figures, prefill_figures
 from benchmarks.gpu.first_token import first_token_figures
 from benchmarks.gpu.fused import fused_figures
+from benchmarks.gpu.host_share import decode_step_figure
 from benchmarks.gpu.report import Figure, Report
 from benchmarks.gpu.throughput import make_engine, throughput_figure, warm_up
 from benchmarks.gpu.timing import time_side_by_side
@@ -58,6 +59,7 @@ def engine_figures(device: torch.device) -> Iterator[Figure]:
     model.to(device).eval()
     yield from first_token_figures(engine, model, device)
     warm_up(engine, NUM_REQUESTS)
+    yield decode_step_figure(engine, NUM_REQUESTS, context=1024, num_steps=50)
     yield throughput_figure(engine, model, make_workload(), device)
 
 

@@ -82,7 +82,8 @@ class BlockManager:
         )
         memory = torch.empty(self.num_blocks, self.block_size, 1, 1)
         cache = attention.KVCache(memory, memory)
-        slots: list[int] = attention.TorchAttention.begin_step([step], cache).slot_mapping.tolist()
+        attend = attention.TorchAttention.begin_step([step], cache)
+        slots: list[int] = attend.gathered.slot_mapping.tolist()
         return slots
 
 

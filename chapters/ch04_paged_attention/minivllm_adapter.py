@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.attention import attention
-from kernels.batch import PagedBatch, validate_block_tables
+from kernels.batch import PagedBatch
+from kernels.block_tables import validate_block_tables
 from kernels.errors import KernelInputError
 from kernels.store_kv import store_kv as kernels_store_kv
 

@@ -14,7 +14,8 @@ TokenLogprobs = dict[int, float]
 """token id -> natural-log probability, best first; holds the chosen token too."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: each step makes one a sequence, and a frozen one takes twice as long to make.
+@dataclass(slots=True)
 class ScheduledSequence:
     """One sequence's share of a step: compute the positions [start, end).
 

@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from kernels.batch import slots_of
 from kernels.gathered_attention import GatheredAttention
 from kernels.native.attention import NativeAttention
 from minivllm.core.batch import ScheduledSequence
@@ -71,33 +69,22 @@ block tables into whatever its kernels read, once for all layers.
 class TorchAttention:
     """StepAttention in plain torch, for any device and dtype.
 
-    slot_mapping  [num_tokens] int64   block * block_size + offset each row is stored at
-    gathered      what each sequence's rows read
+    gathered  where each row is stored, and what each sequence's rows read
     """
 
-    slot_mapping: Tensor
     gathered: GatheredAttention
 
     @classmethod
     def begin_step(cls, sequences: Sequence[ScheduledSequence], cache: KVCache) -> TorchAttention:
         """An AttentionBackend: bring ranges and tables to the device of the cache."""
-        block_size = cache.keys.shape[1]
-        ranges = [(each.block_table, (each.start, each.end)) for each in sequences]
-        slots = [slot for table, span in ranges for slot in slots_of(table, span, block_size)]
-        slot_mapping = torch.tensor(slots, device=cache.keys.device)
-        return cls(slot_mapping, GatheredAttention.of(sequences, cache))
+        return cls(GatheredAttention.of(sequences, cache))
 
     def rotate_and_store(
         self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: KVCache
     ) -> Tensor:
         """See StepAttention."""
-        self.store(cache, rotate(key, rotation), value)
+        self.gathered.store(rotate(key, rotation), value, cache)
         return rotate(query, rotation)
-
-    def store(self, cache: KVCache, keys: Tensor, values: Tensor) -> None:
-        """Write each row's key and value to its slot; [num_tokens, num_kv_heads, head_dim]."""
-        cache.keys.flatten(0, 1).index_copy_(0, self.slot_mapping, keys)
-        cache.values.flatten(0, 1).index_copy_(0, self.slot_mapping, values)
 
     def attend(self, query: Tensor, cache: KVCache) -> Tensor:
         """See StepAttention."""

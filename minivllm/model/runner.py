@@ -146,11 +146,13 @@ class ModelRunner:
 
     def _compute(self, sequences: list[ScheduledSequence]) -> Tensor:
         """Compute [start, end) of all sequences; hidden states of what is _wanted of each."""
-        rows = ((s, position) for s in sequences for position in range(s.start, s.end))
+        # The row of each sequence's position start.
+        firsts = accumulate((s.end - s.start for s in sequences), initial=0)
+        rows = zip(sequences, firsts, strict=False)  # the last one is the end of all rows
         # One row at least: a kernel takes no empty batch.
-        wanted = [i for i, (s, position) in enumerate(rows) if position in _wanted(s)] or [0]
+        wanted = [first + position - s.start for s, first in rows for position in _wanted(s)] or [0]
         if self._graphs is not None and self._graphs.fits(sequences):
-            return self._graphs.hidden(sequences)[to_device(wanted, self.device)]
+            return self._take(self._graphs.hidden(sequences), wanted)
         token_ids = [token for s in sequences for token in s.token_ids[s.start : s.end]]
         positions = [position for s in sequences for position in range(s.start, s.end)]
         return self._decoder.hidden(
@@ -177,8 +179,12 @@ class ModelRunner:
             return []
         ends = zip(sequences, row_ends, strict=True)
         last_rows = [row_end - 1 for sequence, row_end in ends if sequence.samples]
-        logits = self._decoder.logits(hidden[to_device(last_rows, self.device)])
+        logits = self._decoder.logits(self._take(hidden, last_rows))
         return self._sampler.sample(logits, sampling, self.eos_token_ids)
+
+    def _take(self, hidden: Tensor, rows: list[int]) -> Tensor:
+        """`rows` of [n, hidden], ascending; all of them need no copy."""
+        return hidden if len(rows) == len(hidden) else hidden[to_device(rows, self.device)]
 
     def _score_prompt(
         self, sequence: ScheduledSequence, hidden: Tensor, scores: dict[int, TokenLogprobs]

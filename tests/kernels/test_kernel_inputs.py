@@ -1,10 +1,15 @@
 """What must not reach a kernel is refused on the host, by name, with what would have been right."""
 
+import re
+
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from kernels import reference
-from kernels.batch import PagedBatch, slots_of, validate_block_tables
+from kernels.batch import PagedBatch
+from kernels.block_tables import slots_of, validate_block_tables
 from kernels.errors import KernelInputError
 
 POOL = {"num_blocks": 10, "block_size": 4}
@@ -62,6 +67,74 @@ def test_a_batch_holds_what_its_docstring_shows():
     assert slots_of([7, 2], (2, 5), 4) == [30, 31, 8]
 
 
+@st.composite
+def steps(draw):
+    """A block size, and some (table, (start, end)): no block is written by two of them."""
+    block_size = draw(st.integers(1, 5))
+    unused = draw(st.permutations(range(40)))
+    sequences = []
+    for _ in range(draw(st.integers(1, 5))):
+        num_read, num_written = draw(st.integers(0, 3)), draw(st.integers(1, 3))
+        written, unused = unused[:num_written], unused[num_written:]
+        read = draw(st.lists(st.integers(0, 39), min_size=num_read, max_size=num_read))
+        first = num_read * block_size
+        start = draw(st.integers(first, first + block_size - 1))
+        end = draw(st.integers(start + 1, first + num_written * block_size))
+        sequences.append((read + written, (start, end)))
+    return block_size, sequences
+
+
+@given(steps(), st.integers(0, 3), st.integers(0, 3))
+@example((4, [([7, 2], (0, 6)), ([7, 9], (5, 6))]), 0, 0)
+def test_a_batch_says_what_its_sequences_say_one_by_one(step, num_padding, num_columns):
+    block_size, sequences = step
+    tables, ranges = map(list, zip(*sequences, strict=True))
+    num_sequences, width = len(tables) + num_padding, max(map(len, tables)) + num_columns
+    batch = PagedBatch.from_host(
+        tables,
+        ranges,
+        num_blocks=40,
+        block_size=block_size,
+        num_sequences=num_sequences,
+        max_blocks=width,
+    )
+    slots, positions, query_starts = [], [], [0]
+    for table, (start, end) in sequences:
+        slots += slots_of(table, (start, end), block_size)
+        positions += range(start, end)
+        query_starts.append(len(slots))
+    assert batch.slots.tolist() == slots + [-1] * num_padding
+    assert batch.positions.tolist() == positions + [0] * num_padding
+    ends_of_padding = range(len(slots) + 1, len(slots) + num_padding + 1)
+    assert batch.query_starts.tolist() == query_starts + list(ends_of_padding)
+    assert batch.context_lens.tolist() == [end for _, end in ranges] + [0] * num_padding
+    rows = [table + [0] * (width - len(table)) for table in tables]
+    assert batch.block_tables.tolist() == rows + [[0] * width] * num_padding
+    assert batch.max_query_len == max(end - start for start, end in ranges)
+    assert batch.max_context_len == max(end for _, end in ranges)
+
+
+@given(steps(), st.data())
+def test_a_block_that_two_sequences_write_is_found_wherever_it_stands(step, data):
+    block_size, sequences = step
+    writers = {
+        block: index
+        for index, (table, (start, end)) in enumerate(sequences)
+        for block in table[start // block_size : -(-end // block_size)]
+    }
+    table, (start, end) = data.draw(st.sampled_from(sequences))
+    one_more = list(table)
+    place = data.draw(st.integers(start // block_size, (end - 1) // block_size))
+    one_more[place] = data.draw(st.sampled_from(list(writers)))
+    tables = [*(each for each, _ in sequences), one_more]
+    ranges = [*(span for _, span in sequences), (start, end)]
+    with pytest.raises(KernelInputError, match="is written twice") as caught:
+        validate_block_tables(tables, ranges, num_blocks=40, block_size=block_size)
+    block, first, second = map(int, re.findall(r"\d+", str(caught.value)))
+    assert block in one_more[start // block_size : -(-end // block_size)]
+    assert (first, second) == (writers[block], len(sequences))
+
+
 def test_each_tensor_of_a_batch_is_16_byte_aligned():
     batch = PagedBatch.from_host([[7, 2, 1], [7, 9]], [(0, 6), (5, 6)], **POOL)
     base = batch.packed.data_ptr()
@@ -87,6 +160,8 @@ def test_only_a_batch_of_the_same_shape_can_be_copied_in():
     static = PagedBatch.from_host([[7]], [(2, 3)], num_sequences=3, **POOL)
     with pytest.raises(KernelInputError, match="cannot be copied"):
         static.copy_from(PagedBatch.from_host([[7]], [(2, 3)], num_sequences=2, **POOL))
+    with pytest.raises(KernelInputError, match=r"with 2 blocks cannot be copied .* with 1"):
+        static.copy_from(PagedBatch.from_host([[7, 2]], [(5, 6)], num_sequences=3, **POOL))
     tables = [[7], [1]]
     static = PagedBatch.from_host(tables, [(0, 2), (2, 4)], **POOL)
     with pytest.raises(KernelInputError, match="the longest query has 3 tokens"):

@@ -1,0 +1,37 @@
+"""How much of a decode step the GPU computes, and how much of it it waits for the host."""
+
+from __future__ import annotations
+
+from benchmarks.gpu.report import Figure
+from benchmarks.host_step import PARTS, add_requests, decode_steps
+from minivllm import LLMEngine
+
+MOST_NEW_TOKENS = 1000
+"""More than the first sequences generate while the last prompts are still being read."""
+
+
+def decode_step_figure(engine: LLMEngine, batch: int, context: int, num_steps: int) -> Figure:
+    """A whole step, beside the part of it in which the host only waits for the chosen tokens.
+
+    That part contains the launch of the head and the choice of tokens too, which take the host
+    little. Its share of the step is how busy the GPU is, at most.
+    """
+    add_requests(engine, batch, context, MOST_NEW_TOKENS)
+    while len(engine.step()) < batch:
+        pass
+    parts = decode_steps(engine, batch, num_steps)
+    for number in range(batch):
+        engine.abort(str(number))
+    while engine.has_unfinished_requests():
+        engine.step()
+    whole = sum(parts.values())
+    host = ", ".join(f"{name} {parts[name]:.2f}" for name in PARTS if name != "execute")
+    return Figure(
+        "decode step",
+        f"{batch} sequences of {context:,} tokens",
+        "ms",
+        whole,
+        "launch and wait for tokens",
+        parts["execute"],
+        f"the host alone: {host} ms",
+    )

@@ -1,0 +1,84 @@
+"""The program that measures the host's part of a decode step counts every moment once."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import host_step
+from benchmarks.gpu.host_share import decode_step_figure
+from benchmarks.gpu.workload import QWEN3_06B, save_random_model
+from benchmarks.host_step import PARTS, Stopwatch
+from tests.tiny_models import one_thread
+
+
+@pytest.fixture(autouse=True)
+def _single_threaded():
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def model(tmp_path):
+    return save_random_model(QWEN3_06B | host_step.TINY, tmp_path / "tiny", torch.device("cpu"))
+
+
+def test_each_part_counts_for_itself_and_not_for_what_it_calls(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(host_step, "perf_counter", lambda: clock.now)
+
+    def taking(seconds, *calls):
+        def method():
+            clock.now += seconds
+            for owner, name in calls:
+                getattr(owner, name)()
+
+        return method
+
+    graphs = SimpleNamespace(hidden=taking(2))
+    runner = SimpleNamespace(_graphs=graphs, execute=taking(4, (graphs, "hidden")))
+    scheduler = SimpleNamespace(schedule=taking(8), commit=taking(16))
+    calls = (scheduler, "schedule"), (runner, "execute"), (scheduler, "commit")
+    engine = SimpleNamespace(runner=runner, scheduler=scheduler, step=taking(32, *calls))
+    watch = Stopwatch()
+    with watch.watching(engine):
+        engine.step()
+        engine.step()
+    engine.step()
+    seconds = {"schedule": 8, "hidden": 2, "execute": 4, "commit": 16, "step": 32}
+    assert watch.steps == [seconds, seconds]
+
+
+def test_it_prints_a_column_a_batch_size_and_the_parts_add_up(monkeypatch, capsys):
+    monkeypatch.setattr(host_step, "resolve_model", lambda name: name)
+    monkeypatch.setattr(host_step, "Tokenizer", lambda folder: None)
+    arguments = ["--batches", "1", "3", "--context", "40", "--steps", "9"]
+    monkeypatch.setattr(sys, "argv", ["benchmarks.host_step", *arguments])
+    assert host_step.main() == 0
+    _, title, head, *rows, total = capsys.readouterr().out.splitlines()
+    assert "40 tokens in each sequence" in title
+    assert head.split() == ["sequences", "1", "3"]
+    assert [row[:52].strip() for row in rows] == list(PARTS.values())
+    columns = zip(*(map(float, row[52:].split()) for row in rows), strict=True)
+    for column, whole in zip(columns, map(float, total[52:].split()), strict=True):
+        assert sum(column) == pytest.approx(whole, abs=0.005 * (len(PARTS) + 1))
+        assert whole > 0
+
+
+def test_a_step_in_which_not_all_decode_is_not_measured(model):
+    engine = host_step.make_engine(model, None, num_blocks=8, most_tokens=64)
+    host_step.add_requests(engine, batch=2, context=20, num_new=9)
+    with pytest.raises(RuntimeError, match="not every sequence"):
+        host_step.decode_steps(engine, batch=3, num_steps=1)
+
+
+def test_a_gpus_step_is_told_beside_the_part_in_which_it_is_waited_for(model):
+    engine = host_step.make_engine(model, None, num_blocks=16, most_tokens=64)
+    figure = decode_step_figure(engine, batch=3, context=50, num_steps=4)
+    assert figure.setting == "3 sequences of 50 tokens"
+    assert 0 < figure.theirs < figure.ours
+    assert 0 < figure.share < 1
+    assert "schedule" in figure.note
+    assert "execute" not in figure.note
+    assert not engine.has_unfinished_requests()
