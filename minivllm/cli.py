@@ -163,9 +163,8 @@ def _open_trace(path: Path | None) -> AbstractContextManager[TextIO | None]:
 
 def _row(output: RequestOutput) -> dict[str, Any]:
     """All of an output but what it shares with the engine."""
-    row = asdict(output) | {"token_ids": output.token_ids}
-    del row["known_token_ids"]
-    return row
+    own = {name: value for name, value in asdict(output).items() if "known_" not in name}
+    return own | {"token_ids": output.token_ids, "logprobs": output.logprobs}
 
 
 def _stream(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[RequestOutput]:

@@ -304,8 +304,9 @@ class LLMEngine:
         self, request_id: str, token_ids: list[int], params: SamplingParams, policy: CachePolicy
     ) -> None:
         """Make the n sequences of a request. They share the prompt's log-probabilities."""
-        prompt_logprobs: dict[int, TokenLogprobs] = {}
-        wants_prompt_logprobs = params.prompt_logprobs is not None
+        prompt_logprobs: list[TokenLogprobs | None] | None = None
+        if params.prompt_logprobs is not None:
+            prompt_logprobs = [None] * len(token_ids)
         branches: dict[int, _Branch] = {}
         for index in range(params.n):
             sequence = Sequence(
@@ -317,7 +318,7 @@ class LLMEngine:
                 policy=policy,
                 keys=self.kv.new_keys(policy),
                 arrival=self._num_arrivals,
-                prompt_logprobs=prompt_logprobs if wants_prompt_logprobs else None,
+                prompt_logprobs=prompt_logprobs,
             )
             self._num_arrivals += 1
             detokenizer = Detokenizer(self._decode, params.stop, params.min_tokens)
@@ -350,8 +351,8 @@ class LLMEngine:
             num_cached_tokens=sequence.num_cached_tokens or 0,
             time_to_first_token=branch.first_token_after,
             known_token_ids=sequence.token_ids,
-            logprobs=None if sequence.params.logprobs is None else list(sequence.logprobs),
-            prompt_logprobs=_prompt_logprobs(sequence),
+            known_logprobs=None if sequence.params.logprobs is None else sequence.logprobs,
+            prompt_logprobs=sequence.prompt_logprobs,
         )
 
     def _base_key_fields(self) -> tuple[tuple[str, str | int], ...]:
@@ -378,14 +379,6 @@ def _token_ids(prompt: Iterable[int]) -> list[int]:
     except TypeError:
         given = f"the prompt is {type(prompt).__name__} {prompt!r:.80}"
         raise InvalidRequestError(f"{given}; it must be a list of token ids") from None
-
-
-def _prompt_logprobs(sequence: Sequence) -> list[TokenLogprobs | None] | None:
-    """Position by position, None for the first token; None until all are computed."""
-    rows = sequence.prompt_logprobs
-    if rows is None or len(rows) < sequence.num_prompt_tokens - 1:
-        return None
-    return [None, *(rows[position] for position in range(1, sequence.num_prompt_tokens))]
 
 
 def _max_model_len(config: EngineConfig, runner: Runner) -> int:

@@ -20,8 +20,9 @@ class RequestOutput:
     num_cached_tokens   prompt tokens whose KV was found in the prefix cache at first admission
     time_to_first_token seconds from add_request to the first token; None before it
     known_token_ids     the engine's own list of these tokens; it may have grown longer by now
-    logprobs            one entry a generated token, if asked for
-    prompt_logprobs     one entry a prompt token, None for the first, if asked for
+    known_logprobs      the same of log-probabilities, if asked for
+    prompt_logprobs     one entry a prompt token, if asked for; None for the first, and for what
+                        an aborted request did not come to
     """
 
     request_id: str
@@ -34,7 +35,7 @@ class RequestOutput:
     num_cached_tokens: int
     time_to_first_token: float | None
     known_token_ids: list[int] = field(repr=False)
-    logprobs: list[TokenLogprobs] | None = None
+    known_logprobs: list[TokenLogprobs] | None = field(default=None, repr=False)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
@@ -44,6 +45,12 @@ class RequestOutput:
         Copied when it is read. Copied in each step, n tokens would cost n * n / 2 copies.
         """
         return self.known_token_ids[self.num_prompt_tokens : self.num_tokens]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """One entry a generated token, if asked for; copied like `token_ids`."""
+        known = self.known_logprobs
+        return None if known is None else known[: self.num_tokens - self.num_prompt_tokens]
 
     @property
     def finished(self) -> bool:

@@ -81,6 +81,7 @@ def test_a_repeated_prompt_has_full_rows_and_fills_the_cache_without_reading_it(
         request(engine, name, prompt_logprobs=1)
         output = run(engine)[name, 0]
         assert len(output.prompt_logprobs) == len(PROMPT)
+        assert None not in output.prompt_logprobs[1:]
         assert output.num_cached_tokens == 0
     request(engine, "reads")
     assert run(engine)["reads", 0].num_cached_tokens == 40
@@ -91,8 +92,31 @@ def test_all_outputs_of_a_request_carry_the_prompts_rows(tiny):
     engine = make_engine(folder)
     request(engine, "a", prompt_logprobs=1, n=3)
     rows = [output.prompt_logprobs for output in run(engine).values()]
-    assert rows[0] is not None
+    assert None not in rows[0][1:]
     assert rows == [rows[0]] * 3
+
+
+def test_an_output_that_was_returned_keeps_its_rows_while_the_sequence_grows(tiny):
+    folder, _ = tiny
+    engine = make_engine(folder)
+    request(engine, "a", logprobs=1)
+    seen = []
+    while engine.has_unfinished_requests():
+        seen += engine.step()
+    last = seen[-1].logprobs
+    assert len(seen) > 1
+    assert [output.logprobs for output in seen] == [last[:n] for n in range(1, len(seen) + 1)]
+
+
+def test_an_aborted_prompt_has_the_rows_it_came_to(tiny):
+    folder, _ = tiny
+    engine = make_engine(folder, max_prefill_chunk=7)
+    request(engine, "a", prompt_logprobs=1)
+    engine.step()
+    engine.abort("a")
+    (output,) = engine.step()
+    rows = output.prompt_logprobs
+    assert [row is None for row in rows] == [True] + [False] * 7 + [True] * (len(PROMPT) - 8)
 
 
 def test_a_prompt_of_one_token_has_no_row_to_give(tiny):

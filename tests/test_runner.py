@@ -90,15 +90,15 @@ def test_steps_of_chunks_and_decodes_give_the_oracles_token(saved, runner):
 @pytest.mark.parametrize("rows_at_a_time", [1, 5, 128])
 def test_prompt_logprobs_are_filled_over_chunks(saved, runner, monkeypatch, rows_at_a_time):
     monkeypatch.setattr("minivllm.model.runner._SCORED_ROWS", rows_at_a_time)
-    filled = {}
+    filled = [None] * 22
     options = {"params": SamplingParams(prompt_logprobs=2), "prompt_logprobs": filled}
     runner.execute(ScheduledBatch([scheduled(1, 0, 1), scheduled(2, 0, 7, **options)]))
-    assert sorted(filled) == list(range(1, 8))
+    assert [row is None for row in filled] == [True] + [False] * 7 + [True] * 14
     runner.execute(ScheduledBatch([scheduled(2, 7, 22, **options)]))
 
-    assert sorted(filled) == list(range(1, 22))
+    assert [row is None for row in filled] == [True] + [False] * 21
     logprobs = oracle_logits(saved[1], PROMPTS[2]).log_softmax(-1)
-    for position, found in filled.items():
+    for position, found in enumerate(filled[1:], 1):
         chosen = PROMPTS[2][position]
         best = logprobs[position - 1].topk(2).indices.tolist()
         assert set(found) == {chosen, *best}, f"position {position}"
@@ -107,12 +107,12 @@ def test_prompt_logprobs_are_filled_over_chunks(saved, runner, monkeypatch, rows
 
 
 def test_generated_tokens_are_not_scored_as_prompt(runner):
-    filled = {}
+    filled = [None] * 6
     sequence = ScheduledSequence(
         "r", PROMPTS[2], 0, 22, TABLES[2], SamplingParams(prompt_logprobs=0), (), 0, 6, filled
     )
     runner.execute(ScheduledBatch([sequence]))
-    assert sorted(filled) == [1, 2, 3, 4, 5]
+    assert [row is None for row in filled] == [True] + [False] * 5
 
 
 def test_other_weights_of_the_same_network_are_taken(runner, tmp_path):

@@ -28,7 +28,8 @@ class ScheduledSequence:
     index             which of the request's n outputs; its random numbers use seed + index
     num_prompt_tokens token_ids[:num_prompt_tokens] is the prompt
     prompt_logprobs   None, or where the runner puts the log-probabilities of the prompt token
-                      at position p (1 <= p < num_prompt_tokens) for each p in [start+1, end]
+                      at position p (1 <= p < num_prompt_tokens) for each p in [start+1, end];
+                      one entry a prompt token, the first is nobody's
     """
 
     request_id: str
@@ -40,7 +41,7 @@ class ScheduledSequence:
     key_fields: tuple[Any, ...] = ()
     index: int = 0
     num_prompt_tokens: int = 0
-    prompt_logprobs: dict[int, TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def num_tokens(self) -> int:

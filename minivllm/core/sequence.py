@@ -82,7 +82,7 @@ class Sequence:
     finish_reason: str | None = None
     error: str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: dict[int, TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def __post_init__(self) -> None:
         self.may_publish = self.policy.write

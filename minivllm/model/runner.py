@@ -187,7 +187,7 @@ class ModelRunner:
         return hidden if len(rows) == len(hidden) else hidden[to_device(rows, self.device)]
 
     def _score_prompt(
-        self, sequence: ScheduledSequence, hidden: Tensor, scores: dict[int, TokenLogprobs]
+        self, sequence: ScheduledSequence, hidden: Tensor, scores: list[TokenLogprobs | None]
     ) -> None:
         """Fill `scores` by position for what these rows predict; row i predicts start + i + 1.
 
@@ -198,10 +198,9 @@ class ModelRunner:
             scored = range(first, min(first + _SCORED_ROWS, end))
             rows = hidden[scored.start - 1 - sequence.start : scored.stop - 1 - sequence.start]
             next_token_ids = sequence.token_ids[scored.start : scored.stop]
-            found = self._sampler.prompt_logprobs(
+            scores[scored.start : scored.stop] = self._sampler.prompt_logprobs(
                 self._decoder.logits(rows), next_token_ids, sequence.params.prompt_logprobs or 0
             )
-            scores.update(zip(scored, found, strict=True))
 
 
 def _wanted(sequence: ScheduledSequence) -> range:
