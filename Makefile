@@ -74,6 +74,7 @@ figures: $(READY)  ## measure and draw the book's figures again (half an hour, b
 	  > docs/figures/cpu-step-by-parts.txt
 	$(PY) -m benchmarks.cpu_attention > docs/figures/cpu-attention.txt
 	$(PY) -m benchmarks.host_step > docs/figures/host-step.txt
+	$(PY) -m benchmarks.host_launches > docs/figures/host-launches.txt
 	$(PY) -m benchmarks.kernel_table --select widest --kernel prefill --tile 64,32,8,5 \
 	  > docs/figures/kernel-start.txt
 	$(PY) -m benchmarks.kernel_table --select defaults --kernel prefill --head 128 --tile 128,64,8,5 \

@@ -73,62 +73,59 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise KernelInputError with the message unless the condition holds."""
-    if not condition:
-        raise KernelInputError(message)
-
-
 def check_floats(**tensors: torch.Tensor) -> None:
     """All on one device that can run kernels, all of one dtype the kernels know."""
     (first, model), *_ = tensors.items()
     for name, tensor in tensors.items():
-        require(
-            (tensor.device, tensor.dtype) == (model.device, model.dtype),
-            f"{name} is {tensor.dtype} on {tensor.device},"
-            f" {first} is {model.dtype} on {model.device}: they must agree",
+        if (tensor.device, tensor.dtype) != (model.device, model.dtype):
+            raise KernelInputError(
+                f"{name} is {tensor.dtype} on {tensor.device},"
+                f" {first} is {model.dtype} on {model.device}: they must agree"
+            )
+    if model.dtype not in DTYPES:
+        raise KernelInputError(f"{first} is {model.dtype}; the kernels know {DTYPES}")
+    if not (model.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        raise KernelInputError(
+            f"{first} is on {model.device}: move it to a CUDA device,"
+            " or set TRITON_INTERPRET=1 before the first import of triton"
         )
-    require(model.dtype in DTYPES, f"{first} is {model.dtype}; the kernels know {DTYPES}")
-    require(
-        model.is_cuda or os.environ.get("TRITON_INTERPRET") == "1",
-        f"{first} is on {model.device}: move it to a CUDA device,"
-        " or set TRITON_INTERPRET=1 before the first import of triton",
-    )
 
 
 def check_rows(**tensors: torch.Tensor) -> None:
     """[num_tokens, ...] whose rows are dense; rows may lie apart, as in a slice of a qkv matrix."""
     for name, tensor in tensors.items():
-        require(
-            tensor.dim() >= 2 and tensor[:1].is_contiguous(),
-            f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}:"
-            " each token's row must be contiguous",
-        )
+        # Usually the whole is, and no view needs to be made.
+        if tensor.dim() < 2 or not (tensor.is_contiguous() or tensor[:1].is_contiguous()):
+            raise KernelInputError(
+                f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}:"
+                " each token's row must be contiguous"
+            )
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Exactly this shape."""
-    require(tensor.shape == shape, f"{name} has shape {tuple(tensor.shape)}, not {shape}")
+    if tensor.shape != shape:
+        raise KernelInputError(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
 
 
 def check_cache(key_cache: torch.Tensor, value_cache: torch.Tensor, batch: PagedBatch) -> None:
     """Both contiguous [num_blocks, block_size, num_kv_heads, head_dim], as the batch says."""
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        require(
-            cache.dim() == 4 and cache.is_contiguous(),
-            f"{name} has shape {tuple(cache.shape)} and strides {cache.stride()}: need a contiguous"
-            " [num_blocks, block_size, num_kv_heads, head_dim]",
-        )
+        if not (cache.dim() == 4 and cache.is_contiguous()):
+            raise KernelInputError(
+                f"{name} has shape {tuple(cache.shape)} and strides {cache.stride()}:"
+                " need a contiguous [num_blocks, block_size, num_kv_heads, head_dim]"
+            )
         check_shape(name, cache, (batch.num_blocks, batch.block_size, *key_cache.shape[2:]))
     head_dim = key_cache.shape[3]
-    require(
-        head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0,
-        f"head size is {head_dim}; it must be even and at most {MAX_HEAD_DIM}",
-    )
-    require(
-        batch.slots.device == key_cache.device,
-        f"the batch is on {batch.slots.device}, the cache on {key_cache.device}",
-    )
+    if not (head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0):
+        raise KernelInputError(
+            f"head size is {head_dim}; it must be even and at most {MAX_HEAD_DIM}"
+        )
+    if batch.slots.device != key_cache.device:
+        raise KernelInputError(
+            f"the batch is on {batch.slots.device}, the cache on {key_cache.device}"
+        )
 
 
 def output_like(
@@ -138,9 +135,10 @@ def output_like(
     if out is None:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     check_shape("out", out, shape)
-    require(out.is_contiguous(), f"out has strides {out.stride()}: it must be contiguous")
-    require(
-        (out.dtype, out.device) == (like.dtype, like.device),
-        f"out is {out.dtype} on {out.device}, not {like.dtype} on {like.device}",
-    )
+    if not out.is_contiguous():
+        raise KernelInputError(f"out has strides {out.stride()}: it must be contiguous")
+    if (out.dtype, out.device) != (like.dtype, like.device):
+        raise KernelInputError(
+            f"out is {out.dtype} on {out.device}, not {like.dtype} on {like.device}"
+        )
     return out

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.batch import PagedBatch
+from kernels.errors import KernelInputError
 from kernels.launch import (
     MAX_GROUP_SIZE,
     Tile,
@@ -21,7 +22,6 @@ from kernels.launch import (
     check_shape,
     output_like,
     padded_head_dim,
-    require,
     shared_memory,
 )
 
@@ -279,16 +279,19 @@ def check_attention(
     check_floats(query=query, key_cache=key_cache, value_cache=value_cache)
     check_cache(key_cache, value_cache, batch)
     num_kv_heads, head_dim = key_cache.shape[2:]
-    require(query.dim() == 3, f"query has {query.dim()} dimensions, not 3")
+    if query.dim() != 3:
+        raise KernelInputError(f"query has {query.dim()} dimensions, not 3")
     num_heads = query.shape[1]
     check_shape("query", query, (batch.num_tokens, num_heads, head_dim))
     check_rows(query=query)
     group_size = num_heads // num_kv_heads
-    require(
-        num_heads == group_size * num_kv_heads and 1 <= group_size <= MAX_GROUP_SIZE,
-        f"{num_heads} query heads for {num_kv_heads} KV heads: need 1 to {MAX_GROUP_SIZE} for each",
-    )
+    if not (num_heads == group_size * num_kv_heads and 1 <= group_size <= MAX_GROUP_SIZE):
+        raise KernelInputError(
+            f"{num_heads} query heads for {num_kv_heads} KV heads:"
+            f" need 1 to {MAX_GROUP_SIZE} for each"
+        )
     scale = head_dim**-0.5 if scale is None else scale
     # Scaling after the maximum is taken keeps its order only if the scale is positive.
-    require(scale > 0, f"scale is {scale}; it must be positive")
+    if not scale > 0:
+        raise KernelInputError(f"scale is {scale}; it must be positive")
     return scale, output_like(out, tuple(query.shape), query), group_size

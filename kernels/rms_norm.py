@@ -8,14 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import (
-    check_floats,
-    check_rows,
-    check_shape,
-    next_power_of_two,
-    output_like,
-    require,
-)
+from kernels.errors import KernelInputError
+from kernels.launch import check_floats, check_rows, check_shape, next_power_of_two, output_like
 
 MAX_ROW = 65536
 
@@ -93,12 +87,14 @@ def rms_norm(
     Zhang & Sennrich 2019.
     """
     check_floats(hidden=hidden, weight=weight)
-    require(hidden.dim() in (2, 3), f"hidden has {hidden.dim()} dimensions, not 2 or 3")
+    if hidden.dim() not in (2, 3):
+        raise KernelInputError(f"hidden has {hidden.dim()} dimensions, not 2 or 3")
     size = hidden.shape[-1]
     _check_sizes(hidden, weight)
     check_rows(hidden=hidden)
     out = output_like(out, tuple(hidden.shape), hidden)
-    rms_norm_kernel[(hidden.shape[0], hidden[0].numel() // size)](
+    num_tokens = hidden.shape[0]
+    rms_norm_kernel[(num_tokens, hidden.numel() // (num_tokens * size))](
         out,
         hidden,
         weight,
@@ -132,15 +128,16 @@ def add_rms_norm(
     Raises KernelInputError on any other shape, stride, dtype or device.
     """
     check_floats(hidden=hidden, residual=residual, weight=weight)
-    require(hidden.dim() == 2, f"hidden has {hidden.dim()} dimensions, not 2")
+    if hidden.dim() != 2:
+        raise KernelInputError(f"hidden has {hidden.dim()} dimensions, not 2")
     num_tokens, size = hidden.shape
     check_shape("residual", residual, (num_tokens, size))
     _check_sizes(hidden, weight)
-    require(
-        hidden.is_contiguous() and residual.is_contiguous(),
-        f"hidden has strides {hidden.stride()}, residual {residual.stride()}:"
-        " both must be contiguous",
-    )
+    if not (hidden.is_contiguous() and residual.is_contiguous()):
+        raise KernelInputError(
+            f"hidden has strides {hidden.stride()}, residual {residual.stride()}:"
+            " both must be contiguous"
+        )
     out = output_like(out, (num_tokens, size), hidden)
     residual_out = output_like(residual_out, (num_tokens, size), hidden)
     add_rms_norm_kernel[(num_tokens,)](
@@ -160,8 +157,10 @@ def add_rms_norm(
 def _check_sizes(hidden: torch.Tensor, weight: torch.Tensor) -> None:
     size = hidden.shape[-1]
     check_shape("weight", weight, (size,))
-    require(weight.is_contiguous(), f"weight has stride {weight.stride()}; it must be contiguous")
-    require(
-        hidden.numel() > 0 and size <= MAX_ROW,
-        f"hidden has shape {tuple(hidden.shape)}: need a row at least, of at most {MAX_ROW} values",
-    )
+    if not weight.is_contiguous():
+        raise KernelInputError(f"weight has stride {weight.stride()}; it must be contiguous")
+    if not (hidden.numel() > 0 and size <= MAX_ROW):
+        raise KernelInputError(
+            f"hidden has shape {tuple(hidden.shape)}:"
+            f" need a row at least, of at most {MAX_ROW} values"
+        )

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.batch import PagedBatch
+from kernels.errors import KernelInputError
 from kernels.launch import (
     MAX_GROUP_SIZE,
     check_cache,
@@ -17,7 +18,6 @@ from kernels.launch import (
     check_shape,
     next_power_of_two,
     output_like,
-    require,
 )
 
 
@@ -118,27 +118,31 @@ def rotary_store_kv(
     num_kv_heads, head_dim = key_cache.shape[2:]
     for name, tensor in (("key", key), ("value", value)):
         check_shape(name, tensor, (batch.num_tokens, num_kv_heads, head_dim))
-    require(query.dim() == 3, f"query has {query.dim()} dimensions, not 3")
+    if query.dim() != 3:
+        raise KernelInputError(f"query has {query.dim()} dimensions, not 3")
     num_heads = query.shape[1]
     check_shape("query", query, (batch.num_tokens, num_heads, head_dim))
     check_rows(query=query, key=key, value=value)
     group_size = num_heads // num_kv_heads
-    require(
-        num_heads == group_size * num_kv_heads and 1 <= group_size <= MAX_GROUP_SIZE,
-        f"{num_heads} query heads for {num_kv_heads} KV heads: need 1 to {MAX_GROUP_SIZE} for each",
-    )
+    if not (num_heads == group_size * num_kv_heads and 1 <= group_size <= MAX_GROUP_SIZE):
+        raise KernelInputError(
+            f"{num_heads} query heads for {num_kv_heads} KV heads:"
+            f" need 1 to {MAX_GROUP_SIZE} for each"
+        )
     for name, table in (("cos", cos), ("sin", sin)):
         check_shape(name, table, (cos.shape[0], head_dim // 2))
-        require(
-            table.dtype == torch.float32 and table.is_contiguous() and table.device == query.device,
-            f"{name} is {table.dtype} on {table.device} with strides {table.stride()}:"
-            f" need contiguous float32 on {query.device}",
+        if not (
+            table.dtype == torch.float32 and table.is_contiguous() and table.device == query.device
+        ):
+            raise KernelInputError(
+                f"{name} is {table.dtype} on {table.device} with strides {table.stride()}:"
+                f" need contiguous float32 on {query.device}"
+            )
+    if cos.shape[0] < batch.max_context_len:
+        raise KernelInputError(
+            f"cos and sin hold {cos.shape[0]} positions; the longest context has"
+            f" {batch.max_context_len}"
         )
-    require(
-        cos.shape[0] >= batch.max_context_len,
-        f"cos and sin hold {cos.shape[0]} positions; the longest context has"
-        f" {batch.max_context_len}",
-    )
     out = output_like(out, tuple(query.shape), query)
     rotary_store_kv_kernel[(batch.num_tokens, num_kv_heads)](
         out,

@@ -8,7 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import check_floats, check_rows, output_like, require
+from kernels.errors import KernelInputError
+from kernels.launch import check_floats, check_rows, output_like
 
 BLOCK = 1024
 
@@ -43,10 +44,10 @@ def silu_and_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> t
     SwiGLU, of GLU variants (Shazeer 2020).
     """
     check_floats(gate_up=gate_up)
-    require(
-        gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0 and gate_up.numel() > 0,
-        f"gate_up has shape {tuple(gate_up.shape)}, not [num_tokens, 2 * size]",
-    )
+    if not (gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0 and gate_up.numel() > 0):
+        raise KernelInputError(
+            f"gate_up has shape {tuple(gate_up.shape)}, not [num_tokens, 2 * size]"
+        )
     check_rows(gate_up=gate_up)
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = output_like(out, (num_tokens, size), gate_up)

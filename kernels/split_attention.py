@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 
 from kernels.batch import PagedBatch
-from kernels.launch import Tile, capability, next_power_of_two, padded_head_dim, require
+from kernels.errors import KernelInputError
+from kernels.launch import Tile, capability, next_power_of_two, padded_head_dim
 from kernels.paged_attention import attend, attention_tile, check_attention
 
 MIN_KEYS_PER_SPLIT = 256
@@ -166,14 +167,14 @@ def split_attention(
     num_splits a power of two up to 64. Parts are kept in float32. Raises KernelInputError.
     """
     scale, out, group_size = check_attention(query, key_cache, value_cache, batch, scale, out)
-    require(
-        batch.max_query_len == 1,
-        f"the longest query has {batch.max_query_len} tokens; split_attention takes single ones",
-    )
-    require(
-        1 <= num_splits <= MAX_SPLITS and num_splits == next_power_of_two(num_splits),
-        f"num_splits is {num_splits}; it must be a power of two from 1 to {MAX_SPLITS}",
-    )
+    if batch.max_query_len != 1:
+        raise KernelInputError(
+            f"the longest query has {batch.max_query_len} tokens; split_attention takes single ones"
+        )
+    if not (1 <= num_splits <= MAX_SPLITS and num_splits == next_power_of_two(num_splits)):
+        raise KernelInputError(
+            f"num_splits is {num_splits}; it must be a power of two from 1 to {MAX_SPLITS}"
+        )
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = key_cache.shape[2]
     tile = tile or attention_tile(head_dim, query.dtype, group_size, capability(query.device))

@@ -1,16 +1,23 @@
-"""The program that measures the host's part of a decode step counts every moment once."""
+"""The programs that measure what the host does for a step count everything, and once."""
 
+import ast
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import host_step
+from benchmarks import host_launches, host_step
 from benchmarks.gpu.host_share import decode_step_figure
 from benchmarks.gpu.workload import QWEN3_06B, save_random_model
 from benchmarks.host_step import PARTS, Stopwatch
+from kernels.available import INTERPRET
+from tests.interpreter import needs_triton
 from tests.tiny_models import one_thread
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +89,43 @@ def test_a_gpus_step_is_told_beside_the_part_in_which_it_is_waited_for(model):
     assert "schedule" in figure.note
     assert "execute" not in figure.note
     assert not engine.has_unfinished_requests()
+
+
+# benchmarks.host_launches
+
+
+@needs_triton
+def test_every_launch_of_an_unrecorded_step_is_counted(monkeypatch, capsys):
+    monkeypatch.delenv(INTERPRET, raising=False)
+    monkeypatch.setattr(sys, "argv", ["benchmarks.host_launches", "--layers", "2", "--steps", "3"])
+    assert host_launches.main() == 0
+    _, setting, *rows, total, time = capsys.readouterr().out.splitlines()
+    assert setting == "2 layers, 32 tokens behind 4,096 cached ones"
+    counts = {name: int(count) for count, name in map(str.split, rows)}
+    # Two norms a layer and one of query and key each; the one behind the last belongs to the head.
+    assert counts == {
+        "add_rms_norm_kernel": 4,
+        "paged_attention_kernel": 2,
+        "rms_norm_kernel": 4,
+        "rotary_store_kv_kernel": 2,
+        "silu_and_mul_kernel": 2,
+    }
+    assert total.split()[0] == str(sum(counts.values()))
+    assert float(time.split()[0]) > 0
+    assert INTERPRET not in os.environ
+
+
+def test_launches_are_not_measured_in_the_interpreter(monkeypatch, capsys):
+    monkeypatch.setenv(INTERPRET, "1")
+    monkeypatch.setattr(sys, "argv", ["benchmarks.host_launches"])
+    assert host_launches.main() == 2
+    assert "nothing must be interpreted" in capsys.readouterr().out
+
+
+def test_no_kernel_module_makes_a_message_before_something_is_wrong():
+    # An f-string that is an argument is made before the call. Launchers check a lot in each layer.
+    for path in sorted((ROOT / "kernels").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and not ast.unparse(node.func).endswith("Error"):
+                made = [each for each in node.args if isinstance(each, ast.JoinedStr)]
+                assert not made, f"{path.name}, line {node.lineno}"
