@@ -50,7 +50,17 @@ SHARED_LIMITS["gfx942"] = 64 * 1024
 TARGETS = tuple(SHARED_LIMITS)
 # The kernels that read blocks, and those that only know rows.
 PAGED = ("prefill", "decode", "split")
-PLAIN = ("merge", "store_kv", "rotary_store_kv", "rms_norm", "add_rms_norm", "silu_and_mul")
+NORMED_ROTARY = "normed_rotary_store_kv"
+"""rotary_store_kv for a model that normalises its heads first."""
+PLAIN = (
+    "merge",
+    "store_kv",
+    "rotary_store_kv",
+    NORMED_ROTARY,
+    "rms_norm",
+    "add_rms_norm",
+    "silu_and_mul",
+)
 
 # Shapes of a model around a head size: 8 KV heads of 4 query heads each.
 NUM_KV_HEADS = 8
@@ -120,10 +130,11 @@ def launch_of(case: Case, tile: Tile | None = None) -> Launch:
 
         constants = {"ROW": row_of_kv, "BLOCK_ROW": next_power_of_two(row_of_kv)}
         return Launch(store_kv_kernel, constants, store_kv_warps(row_of_kv), 3, "")
-    if case.kernel == "rotary_store_kv":
+    if case.kernel in ("rotary_store_kv", NORMED_ROTARY):
         from kernels.rotary import rotary_store_kv_kernel, rotary_warps
 
         constants = {
+            "NORMED": case.kernel == NORMED_ROTARY,
             "HEAD_DIM": case.head_dim,
             "BLOCK_GROUP": GROUP_SIZE,
             "BLOCK_HALF": block_d // 2,

@@ -4,19 +4,21 @@ The layers, the tokenizer and the loader are the finished engine's. What a reade
 stands between them: which slot a key goes to, and how a row attends through a block table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from chapters.ch04_paged_attention import reference
+from kernels.layer_parts import HeadNorms
 from minivllm.config import DEFAULT_MODEL
 from minivllm.model.attention import KVCache
 from minivllm.model.decoder import Decoder
 from minivllm.model.linear import DenseLinear
 from minivllm.model.loader import Checkpoint, ModelFolder, resolve_model
 from minivllm.model.model_config import ModelConfig, RopeConfig
+from minivllm.model.ops import rms_norm
 from minivllm.model.rope import Rotation, rotate
 from minivllm.tokenizer import Tokenizer, find_tokenizer
 
@@ -130,8 +132,11 @@ class _StepAttention:
         self._batch = batch
 
     def rotate_and_store(
-        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: KVCache
+        self, heads: Sequence[Tensor], rotation: Rotation, cache: KVCache, norms: HeadNorms | None
     ) -> Tensor:
+        query, key, value = heads
+        if norms is not None:
+            query, key = norms.applied(rms_norm, query, key)
         self._store(
             rotate(key, rotation), value, cache.keys, cache.values, self._batch.slot_mapping
         )

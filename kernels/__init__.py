@@ -4,7 +4,7 @@
     paged_attention.py    attention of any query range: prefill, chunk, suffix, decode, mixed
     split_attention.py    decode that splits a long context among programs and merges
     attention.py          which of the two a batch gets
-    rotary.py             rotary embedding, and the rotated keys stored in the same pass
+    rotary.py             norms of heads, rotary embedding, and the rotated keys stored: one pass
     rms_norm.py           RMSNorm, alone or with the residual added first
     silu_and_mul.py       the gated half of a feed-forward layer
 
@@ -14,7 +14,8 @@
     layer_parts.py        what a decoder layer is made of, for whoever computes it
 
     reference.py          what each of them must compute, in torch, without a trick
-    batch.py              PagedBatch: block tables, checked on the host before a pointer is followed
+    block_tables.py       block tables and ranges, checked on the host before one is followed
+    batch.py              PagedBatch: what of a step the kernels read, in one piece
     launch.py             checks and small helpers all launchers share
     available.py          whether Triton kernels can run here
     errors.py             KernelInputError

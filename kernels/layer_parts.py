@@ -11,6 +11,26 @@ Linear = Callable[[Tensor], Tensor]
 """[num_rows, inputs] -> [num_rows, outputs]."""
 
 
+RMSNorm = Callable[[Tensor, Tensor, float], Tensor]
+"""(x [..., size], weight [size], epsilon) -> x / sqrt(mean(x^2) + epsilon) * weight."""
+
+
+class HeadNorms(NamedTuple):
+    """RMSNorms of each query head and of each key head, before they are turned (Qwen3 has them).
+
+    query, key  [head_dim], weights
+    epsilon     of both
+    """
+
+    query: Tensor
+    key: Tensor
+    epsilon: float
+
+    def applied(self, rms_norm: RMSNorm, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Both normalised by a function of their own, for who does not do it in passing."""
+        return rms_norm(query, self.query, self.epsilon), rms_norm(key, self.key, self.epsilon)
+
+
 class LayerParts(NamedTuple):
     """Linear layers, weights of norms, and sizes.
 
@@ -35,3 +55,10 @@ class LayerParts(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+    @property
+    def head_norms(self) -> HeadNorms | None:
+        """The norms of query and key heads; None where a model has none."""
+        if self.query_norm is None or self.key_norm is None:
+            return None
+        return HeadNorms(self.query_norm, self.key_norm, self.epsilon)

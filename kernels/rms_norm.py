@@ -31,15 +31,14 @@ def rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program: head tl.program_id(1) of token tl.program_id(0)."""
+    """One program: one token."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
-    source = hidden + token * hidden_stride + head * SIZE + columns
+    source = hidden + token * hidden_stride + columns
     row = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(weight + columns, mask=inside, other=0.0)
-    target = output + (token * tl.num_programs(1) + head) * SIZE + columns
+    target = output + token * SIZE + columns
     tl.store(target, normalise(row, scale, epsilon, SIZE), mask=inside)
 
 
@@ -76,8 +75,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """Return hidden / sqrt(mean(hidden**2) + epsilon) * weight, over the last dimension.
 
-    hidden         [num_tokens, size], or [num_tokens, num_heads, size] to normalise each head;
-                   a token's row contiguous, rows may lie apart
+    hidden         [num_tokens, size], a token's row contiguous, rows may lie apart
     weight         [size], contiguous
     out, returned  the shape of hidden, contiguous; fresh if None
     dtypes         one of float32, float16, bfloat16 for all; computed in float32, rounded once
@@ -87,14 +85,13 @@ def rms_norm(
     Zhang & Sennrich 2019.
     """
     check_floats(hidden=hidden, weight=weight)
-    if hidden.dim() not in (2, 3):
-        raise KernelInputError(f"hidden has {hidden.dim()} dimensions, not 2 or 3")
-    size = hidden.shape[-1]
+    if hidden.dim() != 2:
+        raise KernelInputError(f"hidden has {hidden.dim()} dimensions, not 2")
+    num_tokens, size = hidden.shape
     _check_sizes(hidden, weight)
     check_rows(hidden=hidden)
     out = output_like(out, tuple(hidden.shape), hidden)
-    num_tokens = hidden.shape[0]
-    rms_norm_kernel[(num_tokens, hidden.numel() // (num_tokens * size))](
+    rms_norm_kernel[(num_tokens,)](
         out,
         hidden,
         weight,

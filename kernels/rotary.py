@@ -1,6 +1,9 @@
 # mypy: disable-error-code="untyped-decorator"
 # (triton ships no types)
-"""Rotary position embedding of query and key, the rotated key stored in the same pass."""
+"""Rotary position embedding of query and key, the rotated key stored in the same pass.
+
+Where a model normalises its heads first, that happens here too: a head is read once.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,25 @@ from kernels.launch import (
     next_power_of_two,
     output_like,
 )
+from kernels.layer_parts import HeadNorms
+
+
+@triton.jit
+def normalise_head(
+    first: tl.tensor,
+    second: tl.tensor,
+    weight: tl.tensor,
+    epsilon: float,
+    paired: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    AXIS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """RMSNorm of heads that are given as two halves, each half along AXIS, zero beyond `paired`."""
+    squares = tl.sum(first * first + second * second, AXIS, keep_dims=True)
+    scale = tl.rsqrt(squares / HEAD_DIM + epsilon)
+    of_first = tl.load(weight, mask=paired, other=0.0).to(tl.float32)
+    of_second = tl.load(weight + HEAD_DIM // 2, mask=paired, other=0.0).to(tl.float32)
+    return first * scale * of_first, second * scale * of_second
 
 
 @triton.jit
@@ -31,13 +53,17 @@ def rotary_store_kv_kernel(
     value: tl.tensor,
     cos_table: tl.tensor,
     sin_table: tl.tensor,
+    query_norm: tl.tensor,
+    key_norm: tl.tensor,
     positions: tl.tensor,
     slots: tl.tensor,
+    epsilon: float,
     query_stride: int,
     key_stride: int,
     value_stride: int,
     num_kv_heads: int,
     group_size: int,
+    NORMED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -45,7 +71,8 @@ def rotary_store_kv_kernel(
     """One program: one token, one KV head: its key, its value, and the query heads that use it.
 
     A head is turned as HEAD_DIM / 2 pairs (x[i], x[i + HEAD_DIM / 2]), the layout of Llama's
-    and Qwen's checkpoints on the hub. Angles and arithmetic are float32.
+    and Qwen's checkpoints on the hub. Norms, angles and arithmetic are float32; the norms are
+    read only if NORMED.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
@@ -62,6 +89,9 @@ def rotary_store_kv_kernel(
     heads = query + token * query_stride + offsets
     first = tl.load(heads, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(heads + HALF, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        weight = query_norm + pairs
+        first, second = normalise_head(first, second, weight, epsilon, paired, HEAD_DIM, 1)
     turned = output + token * num_kv_heads * group_size * HEAD_DIM + offsets
     tl.store(turned, first * cos[None, :] - second * sin[None, :], mask=inside)
     tl.store(turned + HALF, second * cos[None, :] + first * sin[None, :], mask=inside)
@@ -72,6 +102,9 @@ def rotary_store_kv_kernel(
     head = key + token * key_stride + kv_head * HEAD_DIM + pairs
     first = tl.load(head, mask=paired, other=0.0).to(tl.float32)
     second = tl.load(head + HALF, mask=paired, other=0.0).to(tl.float32)
+    if NORMED:
+        weight = key_norm + pairs
+        first, second = normalise_head(first, second, weight, epsilon, paired, HEAD_DIM, 0)
     cached = (slot * num_kv_heads + kv_head) * HEAD_DIM + pairs
     tl.store(key_cache + cached, first * cos - second * sin, mask=paired)
     tl.store(key_cache + cached + HALF, second * cos + first * sin, mask=paired)
@@ -96,6 +129,7 @@ def rotary_store_kv(
     value_cache: torch.Tensor,
     batch: PagedBatch,
     *,
+    norms: HeadNorms | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate query and key by batch.positions, store key and value, return the rotated query.
@@ -104,6 +138,7 @@ def rotary_store_kv(
     key, value              [num_tokens, num_kv_heads, head_dim]   may lie apart (one qkv matrix)
     cos, sin                [num_positions, head_dim / 2] float32, contiguous; row p is position p
     key_cache, value_cache  [num_blocks, block_size, num_kv_heads, head_dim], contiguous
+    norms                   of each query head and each key head, before it is rotated; None: none
     out, returned           [num_tokens, num_heads, head_dim], contiguous; fresh if None
     dtypes                  one of float32, float16, bfloat16 for all but cos and sin
 
@@ -111,7 +146,7 @@ def rotary_store_kv(
     nowhere if that is -1. Raises KernelInputError on any other shape, stride, dtype or device,
     or if the tables of angles end before the batch's longest context.
 
-    RoFormer (Su et al. 2021).
+    RoFormer (Su et al. 2021). Normalised heads: Henry et al. 2020, with RMSNorm as in Qwen3.
     """
     check_floats(query=query, key=key, value=value, key_cache=key_cache, value_cache=value_cache)
     check_cache(key_cache, value_cache, batch)
@@ -143,7 +178,15 @@ def rotary_store_kv(
             f"cos and sin hold {cos.shape[0]} positions; the longest context has"
             f" {batch.max_context_len}"
         )
+    if norms is not None:
+        check_floats(query=query, query_norm=norms.query, key_norm=norms.key)
+        for name, weight in (("query_norm", norms.query), ("key_norm", norms.key)):
+            check_shape(name, weight, (head_dim,))
+            if not weight.is_contiguous():
+                raise KernelInputError(f"{name} has stride {weight.stride()}: not contiguous")
     out = output_like(out, tuple(query.shape), query)
+    # Without norms something must stand in their places; it is not read.
+    query_norm, key_norm, epsilon = norms or (query, query, 0.0)
     rotary_store_kv_kernel[(batch.num_tokens, num_kv_heads)](
         out,
         key_cache,
@@ -153,13 +196,17 @@ def rotary_store_kv(
         value,
         cos,
         sin,
+        query_norm,
+        key_norm,
         batch.positions,
         batch.slots,
+        epsilon,
         query.stride(0),
         key.stride(0),
         value.stride(0),
         num_kv_heads,
         group_size,
+        NORMED=norms is not None,
         HEAD_DIM=head_dim,
         BLOCK_GROUP=next_power_of_two(group_size),
         BLOCK_HALF=next_power_of_two(head_dim // 2),

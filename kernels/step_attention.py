@@ -14,6 +14,7 @@ import torch
 
 from kernels.attention import attention
 from kernels.batch import PagedBatch
+from kernels.layer_parts import HeadNorms
 from kernels.rotary import rotary_store_kv
 from kernels.sequence import StepSequence
 
@@ -53,14 +54,18 @@ class TritonAttention:
 
     def rotate_and_store(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        heads: Sequence[torch.Tensor],
         rotation: Rotation,
         cache: Pair,
+        norms: HeadNorms | None = None,
     ) -> torch.Tensor:
-        """Turn query and key, write key and value: the turned key goes only to its slot."""
-        return rotary_store_kv(query, key, value, *rotation.table, *cache, self.batch)
+        """Normalise and turn query and key, write key and value: the key goes only to its slot.
+
+        heads  query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
+               head_dim]; rows may lie apart
+        """
+        query, key, value = heads
+        return rotary_store_kv(query, key, value, *rotation.table, *cache, self.batch, norms=norms)
 
     def attend(self, query: torch.Tensor, cache: Pair) -> torch.Tensor:
         """[num_tokens, num_heads, head_dim] in and out, causal by absolute position."""

@@ -121,7 +121,7 @@ def test_every_fused_kernel_is_measured_beside_the_compiled_lines():
         "RMSNorm",
         "residual + RMSNorm",
         "SiLU times up",
-        "rotary + KV store",
+        "head norms + rotary + KV store",
     ]
     assert len(compiled) == 4
     assert {figure.ours for figure in found} == {1000.0}

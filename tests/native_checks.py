@@ -594,7 +594,7 @@ def rotate_and_store(library, laid, key, value, table, *, apart=False):
     if apart:
         inputs = [columns(tensor, 3 + i, 2 * i) for i, tensor in enumerate(inputs)]
     with guarded():
-        return step.rotate_and_store(*inputs, Turning(table), laid.cache)
+        return step.rotate_and_store(inputs, Turning(table), laid.cache)
 
 
 def check_rotary_of_a_mixed_batch(library):

@@ -11,6 +11,7 @@ import torch
 from benchmarks.gpu.attention import QWEN3_06B, paged_inputs
 from benchmarks.gpu.report import Figure
 from benchmarks.gpu.timing import Timer
+from kernels.layer_parts import HeadNorms
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import rotary_store_kv
 from kernels.silu_and_mul import silu_and_mul
@@ -41,8 +42,10 @@ def rotary_store_in_torch(
     caches: tuple[torch.Tensor, torch.Tensor],
     positions: torch.Tensor,
     slots: torch.Tensor,
+    norms: HeadNorms,
 ) -> torch.Tensor:
     """What rotary_store_kv does, in the lines of the torch backend."""
+    query, key = norms.applied(TORCH_OPS.rms_norm, query, key)
     rotation = rotation_at(positions, table, query.dtype)
     for cache, rows in zip(caches, (rotate(key, rotation), value), strict=True):
         cache.flatten(0, 1).index_copy_(0, slots, rows)
@@ -72,11 +75,14 @@ def _rotary_case(num_rows: int, device: torch.device, dtype: torch.dtype) -> Cas
     table = RotaryTable(angles.cos(), angles.sin())
     positions, slots = batch.positions.long(), batch.slots.long()
 
-    def ours(*_: object) -> torch.Tensor:
-        return rotary_store_kv(query, key, value, *table, keys, values, batch)
+    query_norm, key_norm = torch.randn(2, QWEN3_06B.head_dim, device=device, dtype=dtype)
+    norms = HeadNorms(query_norm, key_norm, EPS)
 
-    arguments = (query, key, value, table, (keys, values), positions, slots)
-    return Case("rotary + KV store", ours, rotary_store_in_torch, arguments)
+    def ours(*_: object) -> torch.Tensor:
+        return rotary_store_kv(query, key, value, *table, keys, values, batch, norms=norms)
+
+    arguments = (query, key, value, table, (keys, values), positions, slots, norms)
+    return Case("head norms + rotary + KV store", ours, rotary_store_in_torch, arguments)
 
 
 def fused_figures(

@@ -26,6 +26,8 @@ from torch import Tensor
 
 from kernels.batch import PagedBatch
 from kernels.errors import KernelInputError
+from kernels.layer_parts import HeadNorms
+from kernels.native.ops import NativeOps
 from kernels.native.pointers import floats, rows
 from kernels.sequence import StepSequence
 
@@ -146,13 +148,21 @@ class NativeAttention:
         return cls(library, batch, bundles, tuple(keys.shape), step)
 
     def rotate_and_store(
-        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: Pair
+        self,
+        heads: Sequence[Tensor],
+        rotation: Rotation,
+        cache: Pair,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         """Turn query and key, write key and value: the turned key goes only to its slot.
 
-        query       [num_tokens, num_heads, head_dim], rows may lie apart
-        key, value  [num_tokens, num_kv_heads, head_dim], rows may lie apart
+        heads  query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
+               head_dim]; rows may lie apart
+        norms  of the heads of query and key, applied first
         """
+        query, key, value = heads
+        if norms is not None:
+            query, key = norms.applied(NativeOps(self.library).rms_norm, query, key)
         keys, values = cache
         num_tokens, num_heads = self.batch.num_tokens, query.shape[1]
         self.struct_for(num_heads)

@@ -22,9 +22,11 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from kernels.gathered_attention import GatheredAttention
+from kernels.layer_parts import HeadNorms
 from kernels.native.attention import NativeAttention
 from minivllm.core.batch import ScheduledSequence
 from minivllm.model.backend import native_library
+from minivllm.model.ops import rms_norm
 from minivllm.model.rope import Rotation, rotate
 
 
@@ -39,13 +41,14 @@ class StepAttention(Protocol):
     """Attention for the rows of one step: made once a step, shared by all layers."""
 
     def rotate_and_store(
-        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: KVCache
+        self, heads: Sequence[Tensor], rotation: Rotation, cache: KVCache, norms: HeadNorms | None
     ) -> Tensor:
         """Turn query and key by their positions; write key and value to each row's slot.
 
-        query       [num_tokens, num_heads, head_dim]
-        key, value  [num_tokens, num_kv_heads, head_dim], dtype and device of the cache
-        returns     the turned query
+        heads    query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
+                 head_dim], dtype and device of the cache
+        norms    of the heads of query and key, applied first; None where a model has none
+        returns  the turned query
         """
 
     def attend(self, query: Tensor, cache: KVCache) -> Tensor:
@@ -80,9 +83,12 @@ class TorchAttention:
         return cls(GatheredAttention.of(sequences, cache))
 
     def rotate_and_store(
-        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, cache: KVCache
+        self, heads: Sequence[Tensor], rotation: Rotation, cache: KVCache, norms: HeadNorms | None
     ) -> Tensor:
         """See StepAttention."""
+        query, key, value = heads
+        if norms is not None:
+            query, key = norms.applied(rms_norm, query, key)
         self.gathered.store(rotate(key, rotation), value, cache)
         return rotate(query, rotation)
 

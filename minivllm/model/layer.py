@@ -61,11 +61,8 @@ class DecoderLayer:
         normed, x = self.ops.add_rms_norm(update, x, parts.attention_norm, parts.epsilon)
         heads = parts.query_key_value(normed).view(len(x), -1, parts.head_dim)
         sizes = [parts.num_heads, num_kv_heads, num_kv_heads]
-        query, key, value = heads.split_with_sizes(sizes, dim=1)
-        if parts.query_norm is not None and parts.key_norm is not None:
-            query = self.ops.rms_norm(query, parts.query_norm, parts.epsilon)
-            key = self.ops.rms_norm(key, parts.key_norm, parts.epsilon)
-        query = step.rotate_and_store(query, key, value, rotation, cache)
+        split = heads.split_with_sizes(sizes, dim=1)
+        query = step.rotate_and_store(split, rotation, cache, parts.head_norms)
         return x, step.attend(query, cache).flatten(1)
 
     def finish(self, x: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:

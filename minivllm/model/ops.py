@@ -19,7 +19,7 @@ from minivllm.model.backend import native_library
 class Ops(NamedTuple):
     """Functions of rows; a result has the dtype of its input.
 
-    rms_norm      (x [..., size], weight [size], eps) -> x / sqrt(mean(x^2) + eps) * weight
+    rms_norm      (x [num_tokens, size], weight [size], eps) -> x / sqrt(mean(x^2) + eps) * weight
     add_rms_norm  (update, x, weight, eps) -> (rms_norm of x + update, x + update);
                   all [num_tokens, size]
     silu_and_mul  [num_tokens, 2 * size], gate and up side by side -> silu(gate) * up

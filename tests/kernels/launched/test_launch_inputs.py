@@ -8,6 +8,7 @@ from kernels.attention import attention
 from kernels.batch import PagedBatch
 from kernels.errors import KernelInputError
 from kernels.launch import capability
+from kernels.layer_parts import HeadNorms
 from kernels.paged_attention import attention_tile, paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import rotary_store_kv
@@ -90,6 +91,12 @@ def test_store_kv_refuses_another_number_of_rows():
         ({"cos": zeros(8, 32, dtype=torch.float16)}, "need contiguous float32"),
         ({"key": zeros(3, 1, 64)}, "key has shape"),
         ({"query": zeros(3, 3, 64)}, "3 query heads for 2 KV heads"),
+        ({"norms": HeadNorms(zeros(64), zeros(2), 0.1)}, r"key_norm has shape \(2,\), not \(64,\)"),
+        ({"norms": HeadNorms(zeros(64, 2)[:, 0], zeros(64), 0.1)}, "query_norm has stride"),
+        (
+            {"norms": HeadNorms(zeros(64), zeros(64, dtype=torch.float16), 0.1)},
+            "key_norm is torch.float16",
+        ),
     ],
 )
 def test_rotary_refuses_what_it_would_misread(changed, message):
@@ -105,6 +112,7 @@ def test_rotary_refuses_what_it_would_misread(changed, message):
     [
         lambda: rms_norm(zeros(2, 8), zeros(9), 1e-5),
         lambda: rms_norm(zeros(8), zeros(8), 1e-5),
+        lambda: rms_norm(zeros(2, 2, 8), zeros(8), 1e-5),
         lambda: rms_norm(zeros(8, 2).T, zeros(8), 1e-5),
         lambda: rms_norm(zeros(0, 8), zeros(8), 1e-5),
         lambda: add_rms_norm(zeros(2, 8), zeros(1, 8), zeros(8), 1e-5),

@@ -13,6 +13,7 @@ from kernel_testing import DEVICE, INTERPRETED, Guarded, Plan, assert_close, che
 
 from kernels import paged_attention, reference, rotary, split_attention, store_kv
 from kernels.launch import Tile
+from kernels.layer_parts import HeadNorms
 
 pytestmark = pytest.mark.skipif(
     not INTERPRETED, reason="a faulty kernel could take a GPU's other tests down with it"
@@ -52,13 +53,19 @@ def check_store_kv(module):
 def check_rotary(module):
     cos, sin = torch.ones(50, 32), torch.linspace(0, 1, 50 * 32).reshape(50, 32)
 
-    def launch(query, key, value, *rest, out):
-        module.rotary_store_kv(query, key, value, cos.to(DEVICE), sin.to(DEVICE), *rest, out=out)
+    weights = torch.rand(2, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    for norms in (None, HeadNorms(*weights, 0.1)):
 
-    check_storing(launch, turn=(cos.to(DEVICE), sin.to(DEVICE)))
+        def launch(*heads, out, norms=norms):
+            *heads, key_cache, value_cache, batch = heads
+            angles = cos.to(DEVICE), sin.to(DEVICE)
+            caches = key_cache, value_cache
+            module.rotary_store_kv(*heads, *angles, *caches, batch, norms=norms, out=out)
+
+        check_storing(launch, turn=(cos.to(DEVICE), sin.to(DEVICE)), norms=norms)
 
 
-def check_storing(launch, turn):
+def check_storing(launch, turn, norms=None):
     batch = MIXED.batch()
     heads = torch.randn(3, batch.num_tokens, 6, 64, generator=torch.Generator().manual_seed(0))
     query, key, value = heads.to(DEVICE)
@@ -67,6 +74,8 @@ def check_storing(launch, turn):
     want = [cache.inside.clone() for cache in caches]
     output = Guarded(tuple(query.shape), MIXED.dtype)
     launch(query, key, value, *(cache.inside for cache in caches), batch, out=output.inside)
+    if norms:
+        query, key = norms.applied(reference.rms_norm, query, key)
     if turn:
         assert_close(output.inside, reference.rotary(query, *turn, batch.positions))
         key = reference.rotary(key, *turn, batch.positions)
@@ -194,6 +203,36 @@ MUTANTS = {
         check_rotary,
         "tl.store(key_cache + cached, first * cos - second * sin",
         "tl.store(key_cache + cached, first * cos + second * sin",
+    ),
+    "keys are normalised by the queries' weights": (
+        rotary,
+        check_rotary,
+        "weight = key_norm + pairs",
+        "weight = query_norm + pairs",
+    ),
+    "both halves take the weights of the first": (
+        rotary,
+        check_rotary,
+        "tl.load(weight + HEAD_DIM // 2,",
+        "tl.load(weight,",
+    ),
+    "the mean is that of half a head": (
+        rotary,
+        check_rotary,
+        "squares / HEAD_DIM + epsilon",
+        "squares / (HEAD_DIM // 2) + epsilon",
+    ),
+    "the norm has no epsilon": (
+        rotary,
+        check_rotary,
+        "squares / HEAD_DIM + epsilon",
+        "squares / HEAD_DIM",
+    ),
+    "all query heads of a group share one norm": (
+        rotary,
+        check_rotary,
+        "weight, epsilon, paired, HEAD_DIM, 1)",
+        "weight, epsilon, paired, HEAD_DIM, 0)",
     ),
     "the angle is that of the row and not of the position": (
         rotary,

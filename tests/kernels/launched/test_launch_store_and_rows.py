@@ -18,6 +18,7 @@ from kernel_testing import (
 
 from kernels import reference
 from kernels.batch import PagedBatch
+from kernels.layer_parts import HeadNorms
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import rotary_store_kv
 from kernels.silu_and_mul import silu_and_mul
@@ -68,8 +69,8 @@ def test_each_token_is_stored_in_its_slot_and_nowhere_else(plan):
 
 
 @launching
-@given(plans(dtypes=DTYPES, head_dims=(20, 64, 80, 96)))
-def test_rotated_keys_are_stored_and_rotated_queries_returned(plan):
+@given(plans(dtypes=DTYPES, head_dims=(20, 64, 80, 96)), st.booleans())
+def test_rotated_keys_are_stored_and_rotated_queries_returned(plan, normed):
     generator = torch.Generator().manual_seed(plan.seed)
     batch = plan.batch()
     query, key, value = step_inputs(plan, generator)
@@ -79,9 +80,15 @@ def test_rotated_keys_are_stored_and_rotated_queries_returned(plan):
     caches = [cache.inside for cache in guarded]
     want_caches = [cache.double() for cache in caches]
     doubles = [tensor.double() for tensor in (query, key, value, cos, sin)]
+    norms = None
+    if normed:
+        weights = [normal(plan.head_dim, dtype=plan.dtype, generator=generator) for _ in range(2)]
+        norms = HeadNorms(*weights, EPSILON)
+        wide = HeadNorms(*(weight.double() for weight in weights), EPSILON)
+        doubles[:2] = wide.applied(reference.rms_norm, *doubles[:2])
     want = reference.rotary_store_kv(*doubles, *want_caches, batch)
     output = Guarded(tuple(query.shape), plan.dtype)
-    rotary_store_kv(query, key, value, cos, sin, *caches, batch, out=output.inside)
+    rotary_store_kv(query, key, value, cos, sin, *caches, batch, norms=norms, out=output.inside)
     output.check()
     assert_close(output.inside, want, batch)
     slots = batch.slots[batch.slots >= 0].long()
@@ -100,19 +107,6 @@ def test_rms_norm_equals_the_reference(num_tokens, size, dtype, seed):
     want = reference.rms_norm(hidden.double(), weight.double(), EPSILON)
     output = Guarded((num_tokens, size), dtype)
     rms_norm(rows_apart(hidden), weight, EPSILON, out=output.inside)
-    output.check()
-    assert_close(output.inside, want)
-
-
-@launching
-@given(st.integers(1, 3), st.integers(1, 5), SIZES, st.sampled_from(DTYPES), st.integers(0, 99))
-def test_each_head_is_normalised_alone(num_tokens, num_heads, size, dtype, seed):
-    generator = torch.Generator().manual_seed(seed)
-    heads = normal(num_tokens, num_heads, size, dtype=dtype, generator=generator)
-    weight = normal(size, dtype=dtype, generator=generator)
-    want = reference.rms_norm(heads.double(), weight.double(), EPSILON)
-    output = Guarded((num_tokens, num_heads, size), dtype)
-    rms_norm(rows_apart(heads), weight, EPSILON, out=output.inside)
     output.check()
     assert_close(output.inside, want)
 
