@@ -16,6 +16,7 @@
     reference.py          what each of them must compute, in torch, without a trick
     block_tables.py       block tables and ranges, checked on the host before one is followed
     batch.py              PagedBatch: what of a step the kernels read, in one piece
+    transfer.py           numbers to the device, without waiting for it
     launch.py             checks and small helpers all launchers share
     available.py          whether Triton kernels can run here
     errors.py             KernelInputError

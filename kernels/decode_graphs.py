@@ -20,6 +20,7 @@ import torch
 
 from kernels.batch import PagedBatch
 from kernels.sequence import StepSequence
+from kernels.transfer import to_device
 
 Compute = Callable[[], torch.Tensor]
 """A computation over fixed addresses; each call gives its result at the same address."""
@@ -158,9 +159,3 @@ class DecodeGraphs:
         batch = self._batch(sequences, size, -(-self._max_context_len // self._block_size))
         # The kernel is chosen when it is recorded, and this length is what it is chosen by.
         return replace(batch, max_context_len=self._max_context_len)
-
-
-def to_device(numbers: list[int], device: torch.device) -> torch.Tensor:
-    """[len(numbers)] int64 on `device`. From pinned memory, nobody waits for the copy."""
-    host = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)

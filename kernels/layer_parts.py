@@ -56,6 +56,11 @@ class LayerParts(NamedTuple):
     num_kv_heads: int
     head_dim: int
 
+    def split_heads(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Query, key and value, each [num_rows, heads, head_dim], of query_key_value's rows."""
+        heads = rows.view(len(rows), -1, self.head_dim)
+        return heads.split_with_sizes([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+
     @property
     def head_norms(self) -> HeadNorms | None:
         """The norms of query and key heads; None where a model has none."""

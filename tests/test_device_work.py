@@ -6,6 +6,7 @@ and has all it needs in one place. Kernels are not run: it is noted what they ar
 """
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from kernels.errors import KernelInputError
 from minivllm import EngineConfig
 from minivllm.core.batch import ScheduledSequence
 from minivllm.model import runner as runner_module
+from minivllm.model import sampler as sampler_module
 from minivllm.model.runner import ModelRunner
+from minivllm.model.sampler import Sampler
 from minivllm.sampling_params import SamplingParams
 from tests.tiny_models import VARIANTS, VOCAB_SIZE, save_model
 
@@ -132,3 +135,54 @@ def test_an_operand_that_was_left_on_the_cpu_is_found(monkeypatch, launched, tmp
     monkeypatch.setattr(runner._decoder, "_embedding", torch.zeros(embedding.shape))
     with pytest.raises(KernelInputError, match=r"on meta, hidden is .* on cpu: they must agree"):
         runner._compute(MIXED)
+
+
+MIXED_PARAMS = [
+    SamplingParams(temperature=0.0, min_tokens=99, max_tokens=100),
+    SamplingParams(temperature=0.7, top_k=5, seed=1),
+    SamplingParams(temperature=1.2, top_p=0.9, min_p=0.1, seed=2, repetition_penalty=1.2),
+]
+
+
+def refuse_to_be_made_there(monkeypatch):
+    """Whoever makes a tensor on a GPU from numbers waits for it; torch's meta device does not."""
+    make = torch.tensor
+
+    def tensor(data, *, device="cpu", **settings):
+        assert torch.device(device).type == "cpu", "made on the device: the host waits for it"
+        return make(data, **settings)
+
+    monkeypatch.setattr(torch, "tensor", tensor)
+    monkeypatch.setattr(torch.Tensor, "new_tensor", lambda own, data: tensor(data, device=META))
+
+
+def refuse_lists_as_indices(monkeypatch, method):
+    """The same for a list that is an index: by "__getitem__" or "__setitem__"."""
+    original = getattr(torch.Tensor, method)
+
+    def index(own, key, *values):
+        keys = key if isinstance(key, tuple) else (key,)
+        assert not any(isinstance(each, list) for each in keys), "a list: the host waits for it"
+        return original(own, key, *values)
+
+    monkeypatch.setattr(torch.Tensor, method, index)
+
+
+@torch.inference_mode()
+def test_the_sampler_waits_only_when_everything_is_launched(monkeypatch):
+    sequences = [replace(each, params=own) for each, own in zip(DECODES, MIXED_PARAMS, strict=True)]
+    drawn = []
+    draw = sampler_module._draw
+
+    def noted(*arguments):
+        drawn.append(draw(*arguments))
+        return drawn[-1]
+
+    refuse_to_be_made_there(monkeypatch)
+    for method in ("__getitem__", "__setitem__"):
+        refuse_lists_as_indices(monkeypatch, method)
+    monkeypatch.setattr(sampler_module, "_draw", noted)
+    with pytest.raises(NotImplementedError, match="meta tensor") as caught:
+        Sampler().sample(torch.empty(3, VOCAB_SIZE, device=META), sequences, [0])
+    assert [(tokens.device, tokens.shape) for tokens in drawn] == [(META, (2,))]
+    assert caught.traceback[-1].name == "sample"

@@ -103,11 +103,6 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def output_token_ids(self) -> list[int]:
-        """Tokens generated so far, in a list of their own."""
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
     def is_decoding(self) -> bool:
         """True if all but the newest token, which it generated itself, is computed."""
         num_tokens = len(self.token_ids)

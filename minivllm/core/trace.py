@@ -69,7 +69,7 @@ class TraceRecorder(Trace):
         elif event == "add" and sequence:
             details = _added(sequence)
         elif event in ("finish", "abort") and sequence:
-            details["output_token_ids"] = sequence.output_token_ids
+            details["output_token_ids"] = sequence.token_ids[sequence.num_prompt_tokens :]
         self._emit(line | details)
 
     def _block(self, event: str, name: str | None, block: int, kv: Any) -> dict[str, Any]:

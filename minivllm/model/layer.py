@@ -57,12 +57,10 @@ class DecoderLayer:
         self, x: Tensor, update: Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
     ) -> tuple[Tensor, Tensor]:
         """See Layer."""
-        parts, num_kv_heads = self.parts, self.parts.num_kv_heads
+        parts = self.parts
         normed, x = self.ops.add_rms_norm(update, x, parts.attention_norm, parts.epsilon)
-        heads = parts.query_key_value(normed).view(len(x), -1, parts.head_dim)
-        sizes = [parts.num_heads, num_kv_heads, num_kv_heads]
-        split = heads.split_with_sizes(sizes, dim=1)
-        query = step.rotate_and_store(split, rotation, cache, parts.head_norms)
+        heads = parts.split_heads(parts.query_key_value(normed))
+        query = step.rotate_and_store(heads, rotation, cache, parts.head_norms)
         return x, step.attend(query, cache).flatten(1)
 
     def finish(self, x: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:

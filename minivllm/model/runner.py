@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels.batch import PagedBatch
-from kernels.decode_graphs import CudaGraphRecorder, DecodeGraphs, to_device
+from kernels.decode_graphs import CudaGraphRecorder, DecodeGraphs
+from kernels.transfer import to_device
 from minivllm.config import EngineConfig
 from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence, TokenLogprobs
 from minivllm.errors import ConfigError, DeviceError, ModelError

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kernels.transfer import to_device
 from minivllm.core.batch import SampledToken, ScheduledSequence, TokenLogprobs
 from minivllm.errors import RunnerError
 from minivllm.sampling_params import SamplingParams
@@ -69,16 +70,18 @@ class Sampler:
             scores = raw.clone()
             _change_known_tokens(scores, sequences, eos_token_ids)
         largest, best = _largest(scores)
-        _check_best(largest.tolist(), sequences)
         random_rows = [row for row, own in enumerate(params) if own.temperature > 0]
         if random_rows:
+            at = to_device(random_rows, scores.device)
             # The best score becomes 0, so that no division by a small temperature overflows.
-            shifted = scores[random_rows] - largest[random_rows, None]
-            best[random_rows] = _draw(shifted, [sequences[row] for row in random_rows])
+            shifted = scores[at] - largest[at, None]
+            best[at] = _draw(shifted, [sequences[row] for row in random_rows])
+        # Only here is a GPU waited for. What a row without a best one has drawn is not read.
+        _check_best(largest.tolist(), sequences)
         token_ids = best.tolist()
         rows = [row for row, own in enumerate(params) if own.logprobs is not None]
         num_best = [params[row].logprobs or 0 for row in rows]
-        found = _logprobs_of(raw[rows], [token_ids[row] for row in rows], num_best)
+        found = _logprobs_of(raw[rows], [token_ids[row] for row in rows], num_best) if rows else []
         logprobs = dict(zip(rows, found, strict=True))
         return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids)]
 
@@ -121,14 +124,15 @@ def _change_known_tokens(
         params = sequence.params
         if params.repetition_penalty != 1:
             penalty = _in_float32(params.repetition_penalty)
-            seen = torch.tensor(sequence.token_ids, device=scores.device)
+            seen = to_device(sequence.token_ids, scores.device)
             old = scores[row, seen]
             new = torch.where(old < 0, old * penalty, old / penalty)
             # A tiny penalty makes a large logit overflow; infinity would look like a broken model.
             scores[row, seen] = new.clamp(max=_FLOAT32.max)
         if sequence.num_tokens - sequence.num_prompt_tokens < params.min_tokens:
             ends = [*params.stop_token_ids, *([] if params.ignore_eos else eos_token_ids)]
-            scores[row, [token_id for token_id in ends if token_id < scores.shape[1]]] = -math.inf
+            known = to_device([i for i in ends if i < scores.shape[1]], scores.device)
+            scores[row, known] = -math.inf
 
 
 def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +154,7 @@ def _check_best(best: list[float], sequences: list[ScheduledSequence]) -> None:
 def _draw(scores: Tensor, sequences: list[ScheduledSequence]) -> Tensor:
     """Steps 4 to 8: int64 token ids [n]; `scores` [n, vocab_size] float32 is overwritten."""
     params = [seq.params for seq in sequences]
-    scores /= scores.new_tensor([[_in_float32(own.temperature)] for own in params])
+    scores /= _column([_in_float32(own.temperature) for own in params], scores)
     asks_top_k = [0 < own.top_k < scores.shape[1] for own in params]
     _drop(scores, params, asks_top_k, _below_top_k)
     _drop(scores, params, [own.top_p < 1 for own in params], _outside_top_p)
@@ -159,7 +163,7 @@ def _draw(scores: Tensor, sequences: list[ScheduledSequence]) -> Tensor:
     # random share of the total. A token of probability 0 adds nothing, so it is never the first;
     # and because uniform() < 1 the share stays below the total.
     running = scores.double().softmax(dim=-1).cumsum(dim=-1)
-    share = running.new_tensor([[_uniform_of(seq)] for seq in sequences]) * running[:, -1:]
+    share = _column([_uniform_of(seq) for seq in sequences], running) * running[:, -1:]
     return torch.searchsorted(running, share, right=True).flatten()
 
 
@@ -176,14 +180,15 @@ def _drop(scores: Tensor, params: list[SamplingParams], asks: list[bool], mask: 
     """In the rows that ask for it, -inf in place where `mask` says so."""
     rows = [row for row, asked in enumerate(asks) if asked]
     if rows:
-        kept = scores[rows]
-        scores[rows] = kept.masked_fill(mask(kept, [params[row] for row in rows]), -math.inf)
+        at = to_device(rows, scores.device)
+        kept = scores[at]
+        scores[at] = kept.masked_fill(mask(kept, [params[row] for row in rows]), -math.inf)
 
 
 def _below_top_k(scores: Tensor, params: list[SamplingParams]) -> Tensor:
     """Step 5: what is below the k-th largest score."""
     largest = scores.topk(max(own.top_k for own in params)).values
-    last = torch.tensor([[own.top_k - 1] for own in params], device=scores.device)
+    last = to_device([[own.top_k - 1] for own in params], scores.device)
     return scores < largest.gather(1, last)
 
 
@@ -191,7 +196,7 @@ def _outside_top_p(scores: Tensor, params: list[SamplingParams]) -> Tensor:
     """Step 6: what is outside the smallest set whose probabilities reach top_p."""
     # Stable, because equal scores may lie on both sides of the edge.
     ascending, order = scores.sort(dim=-1, stable=True)
-    may_go = scores.new_tensor([[1 - own.top_p] for own in params])
+    may_go = _column([1 - own.top_p for own in params], scores)
     dropped = ascending.softmax(dim=-1).cumsum(dim=-1) <= may_go
     # Rounding may leave the whole sum below 1, and a tiny top_p would drop the best too.
     dropped[:, -1] = False
@@ -201,8 +206,13 @@ def _outside_top_p(scores: Tensor, params: list[SamplingParams]) -> Tensor:
 def _below_min_p(scores: Tensor, params: list[SamplingParams]) -> Tensor:
     """Step 7: what is below min_p times the best probability."""
     probabilities = scores.softmax(dim=-1)
-    floor = scores.new_tensor([[own.min_p] for own in params])
+    floor = _column([own.min_p for own in params], scores)
     return probabilities < floor * probabilities.amax(dim=-1, keepdim=True)
+
+
+def _column(numbers: list[float], like: Tensor) -> Tensor:
+    """[n, 1] of the dtype and on the device of `like`."""
+    return to_device(numbers, like.device, like.dtype)[:, None]
 
 
 def _in_float32(value: float) -> float:
@@ -212,8 +222,6 @@ def _in_float32(value: float) -> float:
 
 def _logprobs_of(logits: Tensor, ids: list[int], num_best: list[int]) -> list[TokenLogprobs]:
     """For each row of `logits` [n, vocab_size] its num_best best tokens and its given one."""
-    if not ids:
-        return []
     logprobs = logits.log_softmax(dim=-1)
     # Stable: of equal ones the lower id comes first.
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
