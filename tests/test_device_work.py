@@ -62,6 +62,32 @@ def sequence(start, end, table):
     return ScheduledSequence("r", ids, start, end, table, SamplingParams())
 
 
+def refuse_numbers(monkeypatch):
+    """From now on no tensor may be made of numbers on the device, and no list be an index.
+
+    On a GPU the host waits for either. On torch's meta device it would not be noticed.
+    """
+    make = torch.tensor
+
+    def tensor(data, *, device="cpu", **settings):
+        assert torch.device(device).type == "cpu", "made on the device: the host waits for it"
+        return make(data, **settings)
+
+    monkeypatch.setattr(torch, "tensor", tensor)
+    monkeypatch.setattr(torch.Tensor, "new_tensor", lambda own, data: tensor(data, device=META))
+    for method in ("__getitem__", "__setitem__"):
+        monkeypatch.setattr(torch.Tensor, method, without_lists(getattr(torch.Tensor, method)))
+
+
+def without_lists(method):
+    def index(own, key, *values):
+        keys = key if isinstance(key, tuple) else (key,)
+        assert not any(isinstance(each, list) for each in keys), "a list: the host waits for it"
+        return method(own, key, *values)
+
+    return index
+
+
 MIXED = [sequence(0, 21, [3, 7]), sequence(32, 40, [1, 2, 9]), sequence(17, 18, [4, 5])]
 DECODES = [sequence(39, 40, [1, 2, 9]), sequence(17, 18, [4, 5]), sequence(5, 6, [8])]
 
@@ -73,6 +99,7 @@ def test_a_step_of_prompts_chunks_and_decodes_waits_for_nothing(
 ):
     save_model(variant, tmp_path)
     runner = runner_on_meta(monkeypatch, tmp_path)
+    refuse_numbers(monkeypatch)
     logits = runner._decoder.logits(runner._compute(MIXED))
     assert (logits.device, logits.shape) == (META, (3, VOCAB_SIZE))
     assert launched.count("paged_attention_kernel") == runner.model_config.num_layers
@@ -103,6 +130,7 @@ def test_what_a_graph_records_waits_for_nothing_and_the_next_batch_is_only_copie
         max_num_seqs=4,
         max_context_len=runner.max_model_len,
     )
+    refuse_numbers(monkeypatch)
     for _ in range(2):
         hidden = runner._compute(DECODES)
         assert (hidden.device, hidden.shape[0]) == (META, 3)
@@ -144,30 +172,6 @@ MIXED_PARAMS = [
 ]
 
 
-def refuse_to_be_made_there(monkeypatch):
-    """Whoever makes a tensor on a GPU from numbers waits for it; torch's meta device does not."""
-    make = torch.tensor
-
-    def tensor(data, *, device="cpu", **settings):
-        assert torch.device(device).type == "cpu", "made on the device: the host waits for it"
-        return make(data, **settings)
-
-    monkeypatch.setattr(torch, "tensor", tensor)
-    monkeypatch.setattr(torch.Tensor, "new_tensor", lambda own, data: tensor(data, device=META))
-
-
-def refuse_lists_as_indices(monkeypatch, method):
-    """The same for a list that is an index: by "__getitem__" or "__setitem__"."""
-    original = getattr(torch.Tensor, method)
-
-    def index(own, key, *values):
-        keys = key if isinstance(key, tuple) else (key,)
-        assert not any(isinstance(each, list) for each in keys), "a list: the host waits for it"
-        return original(own, key, *values)
-
-    monkeypatch.setattr(torch.Tensor, method, index)
-
-
 @torch.inference_mode()
 def test_the_sampler_waits_only_when_everything_is_launched(monkeypatch):
     sequences = [replace(each, params=own) for each, own in zip(DECODES, MIXED_PARAMS, strict=True)]
@@ -178,9 +182,7 @@ def test_the_sampler_waits_only_when_everything_is_launched(monkeypatch):
         drawn.append(draw(*arguments))
         return drawn[-1]
 
-    refuse_to_be_made_there(monkeypatch)
-    for method in ("__getitem__", "__setitem__"):
-        refuse_lists_as_indices(monkeypatch, method)
+    refuse_numbers(monkeypatch)
     monkeypatch.setattr(sampler_module, "_draw", noted)
     with pytest.raises(NotImplementedError, match="meta tensor") as caught:
         Sampler().sample(torch.empty(3, VOCAB_SIZE, device=META), sequences, [0])
