@@ -11,7 +11,6 @@ the host does this a GPU waits, so a step cannot take less.
 from __future__ import annotations
 
 import argparse
-import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,10 +22,11 @@ from unittest import mock
 
 import torch
 
+from benchmarks.cpu_step import add_requests
 from benchmarks.gpu.workload import QWEN3_06B, save_random_model
 from benchmarks.machine import machine
 from kernels.decode_graphs import Compute, DecodeGraphs
-from minivllm import EngineConfig, LLMEngine, SamplingParams
+from minivllm import EngineConfig, LLMEngine
 from minivllm.engine import TextDecoder
 from minivllm.model.loader import resolve_model
 from minivllm.model.runner import ModelRunner
@@ -131,15 +131,6 @@ def milliseconds_a_step(
         engine.step()
     engine.step()  # makes the recording
     return decode_steps(engine, batch, num_steps)
-
-
-def add_requests(engine: LLMEngine, batch: int, context: int, num_new: int) -> None:
-    """Requests of random tokens that end at their length only, "0" to "batch - 1"."""
-    draw = random.Random(0)
-    params = SamplingParams(max_tokens=num_new, ignore_eos=True)
-    for number in range(batch):
-        prompt = [draw.randrange(1, TINY["vocab_size"]) for _ in range(context)]
-        engine.add_request(str(number), prompt, params)
 
 
 def decode_steps(engine: LLMEngine, batch: int, num_steps: int) -> dict[str, float]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import host_launches, host_step
+from benchmarks.cpu_step import add_requests
 from benchmarks.gpu.host_share import decode_step_figure
 from benchmarks.gpu.workload import QWEN3_06B, save_random_model
 from benchmarks.host_step import PARTS, Stopwatch
@@ -75,7 +76,7 @@ def test_it_prints_a_column_a_batch_size_and_the_parts_add_up(monkeypatch, capsy
 
 def test_a_step_in_which_not_all_decode_is_not_measured(model):
     engine = host_step.make_engine(model, None, num_blocks=8, most_tokens=64)
-    host_step.add_requests(engine, batch=2, context=20, num_new=9)
+    add_requests(engine, 2, 20, 9)
     with pytest.raises(RuntimeError, match="not every sequence"):
         host_step.decode_steps(engine, batch=3, num_steps=1)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.cpu_step import add_requests
 from benchmarks.gpu.report import Figure
-from benchmarks.host_step import PARTS, add_requests, decode_steps
+from benchmarks.host_step import PARTS, decode_steps
 from minivllm import LLMEngine
 
 MOST_NEW_TOKENS = 1000
