@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -81,17 +82,16 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=28, help="layers (default 28)")
     parser.add_argument("--steps", type=int, default=100, help="steps to measure (default 100)")
     asked = parser.parse_args()
+    if find_spec("triton") is None:
+        print(f"benchmarks.host_launches: {NO_TRITON}")
+        return 2
     if INTERPRET in os.environ:
         print(f"benchmarks.host_launches: {INTERPRET} is set; here nothing must be interpreted")
         return 2
-    try:
-        with tempfile.TemporaryDirectory() as name:
-            config = QWEN3_06B | TINY | {"num_hidden_layers": asked.layers}
-            folder = save_random_model(config, Path(name, "narrow"), torch.device("cpu"))
-            seconds, launched = seconds_a_step(folder, asked.steps)
-    except ModuleNotFoundError:
-        print(f"benchmarks.host_launches: {NO_TRITON}")
-        return 2
+    with tempfile.TemporaryDirectory() as name:
+        config = QWEN3_06B | TINY | {"num_hidden_layers": asked.layers}
+        folder = save_random_model(config, Path(name, "narrow"), torch.device("cpu"))
+        seconds, launched = seconds_a_step(folder, asked.steps)
     print(machine())
     print(f"{asked.layers} layers, {REST} tokens behind {CACHED:,} cached ones")
     for kernel, count in sorted(launched.items()):

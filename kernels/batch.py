@@ -94,11 +94,9 @@ class PagedBatch:
         device = torch.device(device)
         # From pinned memory the copy runs beside whatever the device still computes.
         host = torch.zeros(sum(sections), dtype=torch.int32, pin_memory=device.type == "cuda")
-        _write(step, block_size, *(part.numpy() for part in host.split_with_sizes(sections)[::2]))
+        _write(step, block_size, *(part.numpy() for part in _parts(host, sections)))
         packed = host.to(device, non_blocking=True)
-        query_starts, context_lens, positions, slots, tables = packed.split_with_sizes(sections)[
-            ::2
-        ]
+        query_starts, context_lens, positions, slots, tables = _parts(packed, sections)
         return cls(
             query_starts=query_starts,
             context_lens=context_lens,
@@ -173,3 +171,8 @@ def _write(
 def _sections(sizes: Sequence[int]) -> list[int]:
     """Behind each size the gap up to the next multiple of ALIGNMENT: [5, 4] -> [5, 3, 4, 0]."""
     return [length for size in sizes for length in (size, -size % ALIGNMENT)]
+
+
+def _parts(packed: torch.Tensor, sections: list[int]) -> tuple[torch.Tensor, ...]:
+    """Views of all sections but the gaps."""
+    return packed.split_with_sizes(sections)[::2]

@@ -72,13 +72,13 @@ class Detokenizer:
     def _give(self, new: str, is_last: bool = False) -> str:
         """Add settled text; returns what may be shown of it and of what was held."""
         text = self._held + new
-        match = self._first_match(text) if self._stop else None
+        match = self._first_match(text)
         if match and self._num_tokens > self._min_tokens:
             end, _, self.stop_string = match
             given, self._held = text[: end - len(self.stop_string)], ""
         else:
-            held = 0 if is_last else max((_overlap(text, s) for s in self._stop), default=0)
-            cut = len(text) - held
+            held = max((_overlap(text, string) for string in self._stop), default=0)
+            cut = len(text) if is_last else len(text) - held
             given, self._held = text[:cut], text[cut:]
         self.text += given
         return given

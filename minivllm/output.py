@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from minivllm.core.batch import TokenLogprobs
 
 
-# Not frozen: each step makes one a sequence, and a frozen one takes twice as long to make.
+# Not frozen: each step makes one a sequence, and a frozen one is filled by a call a field.
 @dataclass(slots=True, eq=False)
 class RequestOutput:
     """One output of one request, as far as it has come.
@@ -22,7 +22,7 @@ class RequestOutput:
     known_token_ids     the engine's own list of these tokens; it may have grown longer by now
     known_logprobs      the same of log-probabilities, if asked for
     prompt_logprobs     one entry a prompt token, if asked for; None for the first, and for what
-                        an aborted request did not come to
+                        an aborted request did not come to. One list for all of its outputs
     """
 
     request_id: str

@@ -82,13 +82,22 @@ def test_a_step_in_which_not_all_decode_is_not_measured(model):
 
 
 def test_a_gpus_step_is_told_beside_the_part_in_which_it_is_waited_for(model):
-    engine = host_step.make_engine(model, None, num_blocks=16, most_tokens=64)
+    engine = host_step.make_engine(model, None, num_blocks=36, most_tokens=64)
     figure = decode_step_figure(engine, batch=3, context=50, num_steps=4)
     assert figure.setting == "3 sequences of 50 tokens"
     assert 0 < figure.theirs < figure.ours
     assert 0 < figure.share < 1
     assert "schedule" in figure.note
     assert "execute" not in figure.note
+    assert not engine.has_unfinished_requests()
+
+
+def test_a_card_with_little_memory_decodes_as_many_sequences_as_its_pool_holds(model):
+    # 50 + 128 tokens need 12 blocks, and three times that the pool does not have.
+    engine = host_step.make_engine(model, None, num_blocks=30, most_tokens=64)
+    figure = decode_step_figure(engine, batch=3, context=50, num_steps=4)
+    assert figure.setting == "2 sequences of 50 tokens"
+    assert engine.stats()["preemptions"] == 0
     assert not engine.has_unfinished_requests()
 
 
@@ -113,6 +122,13 @@ def test_every_launch_of_an_unrecorded_step_is_counted(monkeypatch, capsys):
     assert total.split()[0] == str(sum(counts.values()))
     assert float(time.split()[0]) > 0
     assert INTERPRET not in os.environ
+
+
+def test_launches_are_not_measured_without_triton(monkeypatch, capsys):
+    monkeypatch.setattr(host_launches, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["benchmarks.host_launches"])
+    assert host_launches.main() == 2
+    assert "triton is not installed" in capsys.readouterr().out
 
 
 def test_launches_are_not_measured_in_the_interpreter(monkeypatch, capsys):

@@ -14,7 +14,7 @@ TokenLogprobs = dict[int, float]
 """token id -> natural-log probability, best first; holds the chosen token too."""
 
 
-# Not frozen: each step makes one a sequence, and a frozen one takes twice as long to make.
+# Not frozen: each step makes one a sequence, and a frozen one is filled by a call a field.
 @dataclass(slots=True)
 class ScheduledSequence:
     """One sequence's share of a step: compute the positions [start, end).

@@ -112,7 +112,8 @@ class ModelRunner:
         """Write the KV of every [start, end) and choose the next tokens; see core.batch.Runner.
 
         Up to the choice nothing waits for the device: numbers go there from pinned memory, and
-        launches return at once. The next step is scheduled only when this one's tokens are known.
+        launches return at once, unless a prompt's log-probabilities are asked for: they are read.
+        The next step is scheduled only when this one's tokens are known.
         """
         hidden = self._compute(batch.sequences)
         # Of sequence i it holds the rows [row_ends[i - 1], row_ends[i]).
