@@ -188,3 +188,27 @@ def test_the_sampler_waits_only_when_everything_is_launched(monkeypatch):
         Sampler().sample(torch.empty(3, VOCAB_SIZE, device=META), sequences, [0])
     assert [(tokens.device, tokens.shape) for tokens in drawn] == [(META, (2,))]
     assert caught.traceback[-1].name == "sample"
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 9])
+@torch.inference_mode()
+def test_log_probabilities_are_read_in_three_pieces_however_many_rows_ask(monkeypatch, num_rows):
+    asked = replace(DECODES[0], params=SamplingParams(logprobs=4))
+    silent = replace(DECODES[1], params=SamplingParams())
+    refuse_numbers(monkeypatch)
+    read = []
+    for method in ("tolist", "item", "__float__", "__int__"):
+        monkeypatch.setattr(torch.Tensor, method, noting(read, getattr(torch.Tensor, method)))
+    logits = torch.randn(num_rows + 1, VOCAB_SIZE, generator=torch.manual_seed(0))
+    chosen = Sampler().sample(logits, [silent] + [asked] * num_rows, [0])
+    assert [len(token.logprobs or ()) for token in chosen] == [0] + [4] * num_rows
+    # Two before: the largest logits and the tokens.
+    assert len(read) == 2 + 3
+
+
+def noting(calls, method):
+    def call(*arguments):
+        calls.append(method)
+        return method(*arguments)
+
+    return call

@@ -79,10 +79,12 @@ class Sampler:
         # Only here is a GPU waited for. What a row without a best one has drawn is not read.
         _check_best(largest.tolist(), sequences)
         token_ids = best.tolist()
-        rows = [row for row, own in enumerate(params) if own.logprobs is not None]
-        num_best = [params[row].logprobs or 0 for row in rows]
-        found = _logprobs_of(raw[rows], [token_ids[row] for row in rows], num_best) if rows else []
-        logprobs = dict(zip(rows, found, strict=True))
+        logprobs: dict[int, TokenLogprobs] = {}
+        if rows := [row for row, own in enumerate(params) if own.logprobs is not None]:
+            num_best = [params[row].logprobs or 0 for row in rows]
+            wanted = raw[to_device(rows, raw.device)]
+            found = _logprobs_of(wanted, [token_ids[row] for row in rows], num_best)
+            logprobs = dict(zip(rows, found, strict=True))
         return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids)]
 
     def prompt_logprobs(
@@ -225,9 +227,10 @@ def _logprobs_of(logits: Tensor, ids: list[int], num_best: list[int]) -> list[To
     logprobs = logits.log_softmax(dim=-1)
     # Stable: of equal ones the lower id comes first.
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
-    found = []
-    for row, (token_id, count) in enumerate(zip(ids, num_best, strict=True)):
-        best = zip(order[row, :count].tolist(), ordered[row, :count].tolist(), strict=True)
-        # The given token is last, unless it is among the best.
-        found.append(dict(best) | {token_id: float(logprobs[row, token_id])})
-    return found
+    # Read in three pieces: a GPU is waited for each time.
+    most = max(num_best, default=0)
+    best_ids, best = order[:, :most].tolist(), ordered[:, :most].tolist()
+    given = logprobs.gather(1, to_device(ids, logits.device)[:, None]).flatten().tolist()
+    rows = zip(best_ids, best, num_best, ids, given, strict=True)
+    # The given token is last, unless it is among the best.
+    return [dict(zip(i[:n], b[:n], strict=True)) | {own: value} for i, b, n, own, value in rows]
