@@ -66,12 +66,11 @@ def make_engine(
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=most_tokens,
     )
-    runner = ModelRunner(config)
+    runner: Any = ModelRunner(config)
     engine = LLMEngine(config, runner, tokenizer)
-    hidden_size = TINY["hidden_size"]
+    runner._decode = lambda token_ids, _: torch.ones(len(token_ids), TINY["hidden_size"])
     runner._graphs = DecodeGraphs(
-        lambda token_ids, _: torch.ones(len(token_ids), hidden_size),
-        _record,
+        lambda: _record,
         device=torch.device("cpu"),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,

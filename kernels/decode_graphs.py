@@ -12,6 +12,7 @@ recording reads them.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -50,21 +51,33 @@ def rung_for(num_sequences: int, sizes: Sequence[int]) -> int:
 class CudaGraphRecorder:
     """Records computations as CUDA graphs that take what they need in between from one pool.
 
-    They may: no two of them run at once. What a recording returns stays its own.
+    They may: no two of them run at once, and each result is read before the next one runs. Once
+    all recordings are gone, or one could not be made, torch takes no more for this pool: make
+    another recorder.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # Not torch's own: all engines of a process would record on that one.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, compute: Compute) -> Compute:
         """Record `compute`. It also runs once, eagerly.
 
-        That compiles kernels and loads libraries, neither of which may happen in a recording.
+        That compiles kernels, loads libraries and gives cuBLAS its memory for this stream, none
+        of which may happen in a recording. Other threads may use the GPU meanwhile.
         """
-        compute()
+        now = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = compute()
+        # A recording that fails may leave the thread on its stream: this puts it back.
+        with torch.cuda.stream(now):
+            self._stream.wait_stream(now)
+            with torch.cuda.stream(self._stream):
+                compute()
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                result = compute()
 
         def replay() -> torch.Tensor:
             graph.replay()
@@ -86,10 +99,10 @@ class DecodeGraphs:
     """Runs decode batches from recordings, each made when a batch first needs it.
 
     A recording is made with the numbers of the batch at hand, so that the run before it writes
-    no slot but those that the batch must write anyway.
+    no slot but those that the batch must write anyway. Where one cannot be made, for want of
+    memory say, a warning says so, the step is computed all the same, and none is tried again.
 
-    forward          what to record; must launch the same for equal sizes, and not wait
-    record           a CudaGraphRecorder; on a CPU, a stand-in
+    new_recorder     makes a CudaGraphRecorder; on a CPU, a stand-in
     max_num_seqs     most sequences of a batch: the ladder's top, unless there are fewer blocks
     max_context_len  most positions of a sequence: how wide block tables are, and for what
                      length the attention kernel's split is chosen
@@ -97,8 +110,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        forward: Forward,
-        record: Record,
+        new_recorder: Callable[[], Record],
         *,
         device: torch.device,
         num_blocks: int,
@@ -106,36 +118,55 @@ class DecodeGraphs:
         max_num_seqs: int,
         max_context_len: int,
     ) -> None:
-        self._forward = forward
-        self._record = record
+        self._new_recorder = new_recorder
         self._device = device
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_context_len = min(max_context_len, num_blocks * block_size)
         self._ladder = ladder(min(max_num_seqs, num_blocks))
-        self._rungs: dict[int, _Rung] = {}
+        self._works = True
+        self.forget()
 
     def fits(self, sequences: Sequence[StepSequence]) -> bool:
         """True for a batch of decodes only. One prefill among them, and the step is not graphed."""
-        return len(sequences) <= self._ladder[-1] and all(s.end - s.start == 1 for s in sequences)
+        is_small = self._works and len(sequences) <= self._ladder[-1]
+        return is_small and all(s.end - s.start == 1 for s in sequences)
 
-    def hidden(self, sequences: Sequence[StepSequence]) -> torch.Tensor:
-        """[len(sequences), hidden]; read it before the next call, which overwrites it."""
+    def hidden(self, sequences: Sequence[StepSequence], forward: Forward) -> torch.Tensor:
+        """[len(sequences), hidden]; read it before the next call, which overwrites it.
+
+        forward  what to record; must launch the same for equal sizes, and not wait
+        """
         size = rung_for(len(sequences), self._ladder)
         token_ids = self._token_ids(sequences, size)
         if size in self._rungs:
             # Only as many columns of tables as this batch needs.
             self._rungs[size].token_ids.copy_(token_ids, non_blocking=True)
             self._rungs[size].batch.copy_from(self._batch(sequences, size))
+            hidden = self._rungs[size].run()
         else:
-            batch = self._widest_batch(sequences, size)
-            run = self._record(lambda: self._forward(token_ids, batch))
-            self._rungs[size] = _Rung(token_ids, batch, run)
-        return self._rungs[size].run()[: len(sequences)]
+            hidden = self._first(token_ids, self._widest_batch(sequences, size), forward)
+        return hidden[: len(sequences)]
 
     def forget(self) -> None:
         """Drop all recordings: they hold addresses of weights or caches that are replaced."""
-        self._rungs.clear()
+        self._rungs: dict[int, _Rung] = {}
+        self._record = self._new_recorder()
+
+    def _first(self, token_ids: torch.Tensor, batch: PagedBatch, forward: Forward) -> torch.Tensor:
+        """Make the recording of this size and run it; or, if it cannot be made, only compute."""
+        try:
+            run = self._record(lambda: forward(token_ids, batch))
+        except Exception as error:
+            logging.getLogger(__name__).warning("decode steps run without recordings: %s", error)
+            self._works = False
+            self.forget()  # gives back their memory
+            return forward(token_ids, batch)
+        except BaseException:  # Ctrl-C
+            self.forget()
+            raise
+        self._rungs[len(token_ids)] = _Rung(token_ids, batch, run)
+        return run()
 
     def _token_ids(self, sequences: Sequence[StepSequence], size: int) -> torch.Tensor:
         ids = [sequence.token_ids[sequence.start] for sequence in sequences]

@@ -66,6 +66,7 @@ def qwen3(tmp_path_factory):
 
 def test_recordings_are_made_on_a_gpu_only_and_for_every_batch_that_may_run(qwen3, monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "Stream", object)
     config = EngineConfig(
         model=str(qwen3), device="cpu", attention_backend="triton", max_num_seqs=100
     )
@@ -125,8 +126,7 @@ def test_decodes_through_the_graphs_bookkeeping_give_the_same_tokens_and_logits(
 
     def use_graphs(runner):
         runner._graphs = DecodeGraphs(
-            runner._decode,
-            record,
+            lambda: record,
             device=CPU,
             num_blocks=len(runner._kv[0].keys),
             block_size=BLOCK_SIZE,

@@ -1,6 +1,9 @@
 """The bookkeeping of decode graphs, with a stand-in for the graph: the function itself, called."""
 
+import gc
+import weakref
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,52 +49,100 @@ def test_100_is_in_the_ladder_of_100():
 
 
 class FakeCuda:
-    """torch.cuda's graphs, as far as a recorder uses them: notes what happens in which pool."""
+    """torch.cuda's graphs and streams, as far as a recorder uses them: notes what happens where."""
 
     def __init__(self, monkeypatch):
         self.log = []
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
+        self.now = "the usual stream"
+        self.num_streams = self.num_pools = 0
+        self.fails_at_the_end = False
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", self.new_pool)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", self.new_graph)
         monkeypatch.setattr(torch.cuda, "graph", self.recording)
+        monkeypatch.setattr(torch.cuda, "Stream", self.new_stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.now)
+        monkeypatch.setattr(torch.cuda, "stream", self.on_stream)
+
+    def new_pool(self):
+        self.num_pools += 1
+        return f"pool {self.num_pools}"
 
     def new_graph(self):
-        cuda = self
+        return SimpleNamespace(replay=lambda: self.log.append("replay"))
 
-        class Graph:
-            def replay(self):
-                cuda.log.append("replay")
+    def new_stream(self):
+        cuda, number = self, self.num_streams + 1
+        self.num_streams = number
 
-        return Graph()
+        class Stream:
+            def __repr__(self):
+                return f"stream {number}"
+
+            def wait_stream(self, other):
+                cuda.log.append(f"{self} waits for {other}")
+
+        return Stream()
 
     @contextmanager
-    def recording(self, graph, pool):
-        self.log.append(f"recording begins in {pool}")
+    def on_stream(self, stream):
+        before, self.now = self.now, stream
+        try:
+            yield
+        finally:
+            self.now = before
+
+    @contextmanager
+    def recording(self, graph, pool, stream, capture_error_mode):
+        assert capture_error_mode == "thread_local"
+        before, self.now = self.now, stream
+        self.log.append(f"recording begins in {pool} on {stream}")
         yield
+        if self.fails_at_the_end:  # as torch 2.11 does: the stream is not put back
+            raise RuntimeError("CUDA error: operation failed due to a previous error")
+        self.now = before
         self.log.append("recording ends")
 
 
 def test_a_cuda_graph_is_recorded_after_one_eager_run_and_replayed_without_python(monkeypatch):
-    log = FakeCuda(monkeypatch).log
+    cuda = FakeCuda(monkeypatch)
+    log = cuda.log
     results = [torch.tensor(0), torch.tensor(1)]
 
     def compute():
-        log.append("compute")
-        return results[log.count("compute") - 1]
+        log.append(f"compute on {cuda.now}")
+        return results[log.count("compute on stream 1") - 1]
 
     replay = CudaGraphRecorder()(compute)
-    assert log == ["compute", "recording begins in the pool", "compute", "recording ends"]
+    assert log == [
+        "stream 1 waits for the usual stream",
+        "compute on stream 1",
+        "recording begins in pool 1 on stream 1",
+        "compute on stream 1",
+        "recording ends",
+    ]
     assert replay() is results[1]  # the recording's own output, not the eager run's
-    assert log[4:] == ["replay"]
+    assert log[5:] == ["replay"]
+    assert cuda.now == "the usual stream"
 
 
-def test_all_recordings_of_a_recorder_share_one_pool(monkeypatch):
+def test_all_recordings_of_a_recorder_share_a_pool_and_a_stream_and_no_other_recorder_does(
+    monkeypatch,
+):
     cuda = FakeCuda(monkeypatch)
-    pools = iter(["the pool", "another"])
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
-    record = CudaGraphRecorder()
+    record, another = CudaGraphRecorder(), CudaGraphRecorder()
     for number in range(3):
         record(lambda number=number: torch.tensor(number))
-    assert cuda.log.count("recording begins in the pool") == 3
+    another(lambda: torch.tensor(3))
+    assert cuda.log.count("recording begins in pool 1 on stream 1") == 3
+    assert cuda.log.count("recording begins in pool 2 on stream 2") == 1
+
+
+def test_a_recording_that_fails_leaves_the_thread_on_its_own_stream(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    cuda.fails_at_the_end = True
+    with pytest.raises(RuntimeError, match="a previous error"):
+        CudaGraphRecorder()(lambda: torch.tensor(0))
+    assert cuda.now == "the usual stream"
 
 
 class Recorder:
@@ -101,8 +152,10 @@ class Recorder:
     """
 
     def __init__(self, **sizes):
+        self.num_recorders = 0
         self.num_recorded = 0
         self.seen = []
+        self.error = None
         settings = {
             "device": torch.device("cpu"),
             "num_blocks": 40,
@@ -110,9 +163,15 @@ class Recorder:
             "max_num_seqs": 8,
             "max_context_len": 24,
         }
-        self.graphs = DecodeGraphs(self._forward, self._record, **(settings | sizes))
+        self.graphs = DecodeGraphs(self._new_recorder, **(settings | sizes))
+
+    def _new_recorder(self):
+        self.num_recorders += 1
+        return self._record
 
     def _record(self, compute):
+        if self.error is not None:
+            raise self.error
         self.num_recorded += 1
         return compute
 
@@ -123,7 +182,7 @@ class Recorder:
     def run(self, sequences):
         """Rows of [token id, position, slot], one a sequence."""
         assert self.graphs.fits(sequences)
-        return self.graphs.hidden(sequences).tolist()
+        return self.graphs.hidden(sequences, self._forward).tolist()
 
 
 def decode(position, table, token_id=7):
@@ -194,6 +253,58 @@ def test_forgotten_recordings_are_made_anew():
     recorder.graphs.forget()
     assert recorder.run([decode(2, [1], 5)]) == [[5, 2, 6]]
     assert recorder.num_recorded == 2
+    # A pool whose recordings are all gone takes no more: there is another recorder for them.
+    assert recorder.num_recorders == 2
+
+
+def test_where_no_recording_can_be_made_the_step_is_computed_and_none_is_tried_again(caplog):
+    recorder = Recorder()
+    recorder.run([decode(1, [0])])
+    recorder.error = torch.OutOfMemoryError("CUDA out of memory")
+    assert recorder.run([decode(2, [1], 5), decode(3, [2], 6)]) == [[5, 2, 6], [6, 3, 11]]
+    assert caplog.messages == ["decode steps run without recordings: CUDA out of memory"]
+    assert not recorder.graphs.fits([decode(1, [0])])
+    assert recorder.num_recorders == 2  # the first one's recordings and their memory are given back
+
+
+def test_an_error_of_the_computation_itself_is_raised():
+    recorder = Recorder()
+    recorder.error = RuntimeError("no recording")
+
+    def forward(token_ids, batch):
+        raise RuntimeError("no step either")
+
+    with pytest.raises(RuntimeError, match="no step either"):
+        recorder.graphs.hidden([decode(1, [0])], forward)
+
+
+def test_after_an_interrupted_recording_all_are_made_anew():
+    recorder = Recorder()
+    recorder.run([decode(1, [0])])
+    recorder.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        recorder.run([decode(2, [1]), decode(3, [2])])
+    recorder.error = None
+    assert recorder.run([decode(2, [1], 5)]) == [[5, 2, 6]]
+    assert (recorder.num_recorded, recorder.num_recorders) == (2, 2)
+
+
+def test_graphs_keep_no_hold_of_what_they_record():
+    class Model:
+        def forward(self, token_ids, batch):
+            return torch.zeros(len(token_ids), 1)
+
+    model, graphs = Model(), Recorder().graphs
+    graphs._record = lambda compute: torch.zeros(1, 1).clone  # a graph holds addresses only
+    model.graphs = graphs
+    graphs.hidden([decode(1, [0])], model.forward)
+    watched = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 def test_the_kernel_is_chosen_for_the_longest_context_whatever_the_first_batch_had():

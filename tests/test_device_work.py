@@ -122,8 +122,7 @@ def test_what_a_graph_records_waits_for_nothing_and_the_next_batch_is_only_copie
         return lambda: hidden
 
     runner._graphs = DecodeGraphs(
-        runner._decode,
-        record,
+        lambda: record,
         device=META,
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,

@@ -137,8 +137,7 @@ class ModelRunner:
         if self.device.type != "cuda" or self.backend != "triton":
             return None
         return DecodeGraphs(
-            self._decode,
-            CudaGraphRecorder(),
+            CudaGraphRecorder,
             device=self.device,
             num_blocks=num_blocks,
             block_size=block_size,
@@ -154,7 +153,7 @@ class ModelRunner:
         # One row at least: a kernel takes no empty batch.
         wanted = [first + position - s.start for s, first in rows for position in _wanted(s)] or [0]
         if self._graphs is not None and self._graphs.fits(sequences):
-            return self._take(self._graphs.hidden(sequences), wanted)
+            return self._take(self._graphs.hidden(sequences, self._decode), wanted)
         token_ids = [token for s in sequences for token in s.token_ids[s.start : s.end]]
         positions = [position for s in sequences for position in range(s.start, s.end)]
         return self._decoder.hidden(
