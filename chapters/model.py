@@ -19,7 +19,7 @@ from minivllm.model.linear import DenseLinear
 from minivllm.model.loader import Checkpoint, ModelFolder, resolve_model
 from minivllm.model.model_config import ModelConfig, RopeConfig
 from minivllm.model.ops import rms_norm
-from minivllm.model.rope import Rotation, rotate
+from minivllm.model.rope import Angles, angles_at, rotate
 from minivllm.tokenizer import Tokenizer, find_tokenizer
 
 Store = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
@@ -116,7 +116,7 @@ class PagedModel:
         """See chapter 5's Model."""
         batch = type(batch)(*(field.to(self._device) for field in batch))
         step = _StepAttention(self._store, self._attend, batch)
-        return self._decoder.hidden(batch.token_ids, batch.positions, self.kv, step)
+        return self._decoder.hidden(batch.token_ids, self.kv, step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See chapter 5's Model. On the CPU, where tokens are chosen."""
@@ -132,15 +132,15 @@ class _StepAttention:
         self._batch = batch
 
     def rotate_and_store(
-        self, heads: Sequence[Tensor], rotation: Rotation, cache: KVCache, norms: HeadNorms | None
+        self, heads: Sequence[Tensor], angles: Angles, cache: KVCache, norms: HeadNorms | None
     ) -> Tensor:
         query, key, value = heads
         if norms is not None:
             query, key = norms.applied(rms_norm, query, key)
-        self._store(
-            rotate(key, rotation), value, cache.keys, cache.values, self._batch.slot_mapping
-        )
-        return rotate(query, rotation)
+        of_rows = angles_at(self._batch.positions, angles, query.dtype)
+        slots = self._batch.slot_mapping
+        self._store(rotate(key, of_rows), value, cache.keys, cache.values, slots)
+        return rotate(query, of_rows)
 
     def attend(self, query: Tensor, cache: KVCache) -> Tensor:
         return self._attend(query, cache.keys, cache.values, self._batch)

@@ -7,8 +7,8 @@ numbers still are Python lists, and the only way to the launchers leads through 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ class PagedBatch:
     block_tables   [num_sequences, max_blocks] int32   logical block -> physical block
     num_blocks, block_size                             of the cache the tables point into
     max_query_len, max_context_len                     the longest of each, known without a GPU
+    num_singles                                        how many sequences of one token lead it
 
     Block size 4; A prefills [0, 6) in blocks 7 and 2, B decodes [5, 6) in blocks 7 and 9:
 
@@ -54,6 +55,7 @@ class PagedBatch:
     block_size: int
     max_query_len: int
     max_context_len: int
+    num_singles: int
     packed: torch.Tensor
     """All five tensors in one allocation; they are views of it."""
 
@@ -107,6 +109,7 @@ class PagedBatch:
             block_size=block_size,
             max_query_len=int(step.query_lens.max()),
             max_context_len=int(step.ends.max()),
+            num_singles=int((np.append(step.query_lens, 2) > 1).argmax()),
             packed=packed,
         )
 
@@ -119,6 +122,33 @@ class PagedBatch:
     def num_tokens(self) -> int:
         """Token rows, all sequences together."""
         return self.slots.shape[0]
+
+    def parts(self) -> tuple[tuple[slice, PagedBatch], ...]:
+        """(token rows, batch) of the sequences of one token that lead, and of the others.
+
+        Attention to one row wants another kernel than attention to many. The parts are good for
+        attention only, and of a batch that is all of one kind there is one part, itself.
+        """
+        first = self.num_singles
+        if first == 0 or self.max_query_len == 1:
+            return ((slice(None), self),)
+        rows = slice(first), slice(first, None)
+        singles = replace(self, **self._of(rows[0]), max_query_len=1)
+        # Fresh tensors: a kernel is compiled anew for a pointer that is not aligned.
+        others = {name: tensor.clone() for name, tensor in self._of(rows[1]).items()}
+        others["query_starts"] -= first
+        return (rows[0], singles), (rows[1], replace(self, **others, num_singles=0))
+
+    def _of(self, which: slice) -> dict[str, Any]:
+        """The tensors of some sequences, up to which each has one token, or from there on."""
+        end = None if which.stop is None else which.stop + 1
+        return {
+            "query_starts": self.query_starts[which.start : end],
+            "context_lens": self.context_lens[which],
+            "positions": self.positions[which],
+            "slots": self.slots[which],
+            "block_tables": self.block_tables[which],
+        }
 
     def copy_from(self, other: PagedBatch) -> None:
         """Take over the numbers of `other`, in place: a CUDA graph replays these addresses.

@@ -72,8 +72,11 @@ class CudaGraphRecorder:
         # A recording that fails may leave the thread on its stream: this puts it back.
         with torch.cuda.stream(now):
             self._stream.wait_stream(now)
-            with torch.cuda.stream(self._stream):
-                compute()
+            try:
+                with torch.cuda.stream(self._stream):
+                    compute()
+            finally:
+                now.wait_stream(self._stream)
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
@@ -126,6 +129,11 @@ class DecodeGraphs:
         self._ladder = ladder(min(max_num_seqs, num_blocks))
         self._works = True
         self.forget()
+
+    @property
+    def num_recordings(self) -> int:
+        """How many batch sizes have a recording; 0 once it was given up."""
+        return len(self._rungs)
 
     def fits(self, sequences: Sequence[StepSequence]) -> bool:
         """True for a batch of decodes only. One prefill among them, and the step is not graphed."""

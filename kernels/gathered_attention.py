@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.block_tables import slots_of
 from kernels.sequence import StepSequence
+from kernels.transfer import to_device
 
 Pair = tuple[Tensor, Tensor]
 """A layer's keys and values, each [num_blocks, block_size, num_kv_heads, head_dim]."""
@@ -40,10 +41,12 @@ class Part(NamedTuple):
 class GatheredAttention:
     """One step, shared by all layers.
 
+    positions     [num_tokens] int64   absolute position of each row
     slot_mapping  [num_tokens] int64   block * block_size + offset each row is stored at
     parts         one a sequence, in the order of their rows
     """
 
+    positions: Tensor
     slot_mapping: Tensor
     parts: tuple[Part, ...]
 
@@ -54,8 +57,10 @@ class GatheredAttention:
         block_size, device = keys.shape[1], keys.device
         ranges = [(each.block_table, (each.start, each.end)) for each in sequences]
         slots = [slot for table, span in ranges for slot in slots_of(table, span, block_size)]
+        positions = [position for each in sequences for position in range(each.start, each.end)]
         return cls(
-            torch.tensor(slots, device=device),
+            to_device(positions, device),
+            to_device(slots, device),
             tuple(_part(each, block_size, device) for each in sequences),
         )
 
@@ -78,7 +83,7 @@ def _part(sequence: StepSequence, block_size: int, device: torch.device) -> Part
         # Row i has the absolute position start + i and sees the keys 0 .. start + i.
         mask = torch.ones(num_rows, context_len, dtype=torch.bool, device=device)
         mask = mask.tril(sequence.start)
-    table = torch.tensor(sequence.block_table[:num_blocks], device=device)
+    table = to_device(sequence.block_table[:num_blocks], device)
     return Part(num_rows, context_len, table, mask)
 
 

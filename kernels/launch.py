@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,7 @@ def padded_head_dim(head_dim: int) -> int:
     return next_power_of_two(max(head_dim, 16))
 
 
+@cache  # torch looks it up anew, and a step asks once a layer
 def capability(device: torch.device) -> int:
     """80 for an A100, 89 for an RTX 4090, 90 for an H100, 120 for an RTX 5090.
 
@@ -66,6 +68,7 @@ def shared_memory(capability: int) -> int:
     return (163 if capability < 90 else 227) * 1024
 
 
+@cache
 def num_multiprocessors(device: torch.device) -> int:
     """How many programs the device runs side by side without sharing; a CPU counts as 1."""
     if device.type != "cuda":
@@ -110,13 +113,13 @@ def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None
 
 def check_cache(key_cache: torch.Tensor, value_cache: torch.Tensor, batch: PagedBatch) -> None:
     """Both contiguous [num_blocks, block_size, num_kv_heads, head_dim], as the batch says."""
-    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        if not (cache.dim() == 4 and cache.is_contiguous()):
+    for name, tensor in (("key_cache", key_cache), ("value_cache", value_cache)):
+        if not (tensor.dim() == 4 and tensor.is_contiguous()):
             raise KernelInputError(
-                f"{name} has shape {tuple(cache.shape)} and strides {cache.stride()}:"
+                f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}:"
                 " need a contiguous [num_blocks, block_size, num_kv_heads, head_dim]"
             )
-        check_shape(name, cache, (batch.num_blocks, batch.block_size, *key_cache.shape[2:]))
+        check_shape(name, tensor, (batch.num_blocks, batch.block_size, *key_cache.shape[2:]))
     head_dim = key_cache.shape[3]
     if not (head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0):
         raise KernelInputError(

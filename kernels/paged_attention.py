@@ -117,9 +117,10 @@ def paged_attention_kernel(
     sequence i owns those from query_starts[i] * group_size // BLOCK_M + i on. The grid
     depends on no single length, and a tile finds its sequence by counting.
     """
-    # The last tiles see the most keys: started first, they do not run on alone at the end.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
+    # Side by side run the heads of one tile, whose keys lie side by side. The last tiles see the
+    # most keys: started first, they do not run on alone at the end.
+    kv_head = tl.program_id(0) % num_kv_heads
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // num_kv_heads
 
     sequence = -1
     for first in range(0, num_sequences, 128):
@@ -242,7 +243,7 @@ def paged_attention(
         head_dim, query.dtype, batch.max_query_len * group_size, capability(query.device)
     )
     num_tiles = batch.num_tokens * group_size // tile.block_m + batch.num_sequences
-    paged_attention_kernel[(num_tiles, num_kv_heads)](
+    paged_attention_kernel[(num_tiles * num_kv_heads,)](
         out,
         query,
         key_cache,

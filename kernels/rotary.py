@@ -83,34 +83,39 @@ def rotary_store_kv_kernel(
     cos = tl.load(cos_table + position * HALF + pairs, mask=paired, other=0.0)
     sin = tl.load(sin_table + position * HALF + pairs, mask=paired, other=0.0)
 
+    # Every load comes before the first store: the compiler moves none over a store, and each
+    # would wait for memory on its own. A padding row has key and value like any other.
+    slot = tl.load(slots + token).to(tl.int64)
     members = tl.arange(0, BLOCK_GROUP)
     inside = (members < group_size)[:, None] & paired[None, :]
     offsets = (kv_head * group_size + members)[:, None] * HEAD_DIM + pairs[None, :]
     heads = query + token * query_stride + offsets
     first = tl.load(heads, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(heads + HALF, mask=inside, other=0.0).to(tl.float32)
+    head = key + token * key_stride + kv_head * HEAD_DIM + pairs
+    first_key = tl.load(head, mask=paired, other=0.0).to(tl.float32)
+    second_key = tl.load(head + HALF, mask=paired, other=0.0).to(tl.float32)
+    head = value + token * value_stride + kv_head * HEAD_DIM + pairs
+    first_value = tl.load(head, mask=paired)
+    second_value = tl.load(head + HALF, mask=paired)
     if NORMED:
         weight = query_norm + pairs
         first, second = normalise_head(first, second, weight, epsilon, paired, HEAD_DIM, 1)
+        weight = key_norm + pairs
+        first_key, second_key = normalise_head(
+            first_key, second_key, weight, epsilon, paired, HEAD_DIM, 0
+        )
+
     turned = output + token * num_kv_heads * group_size * HEAD_DIM + offsets
     tl.store(turned, first * cos[None, :] - second * sin[None, :], mask=inside)
     tl.store(turned + HALF, second * cos[None, :] + first * sin[None, :], mask=inside)
-
-    slot = tl.load(slots + token).to(tl.int64)
     if slot < 0:  # padding: this token's KV goes nowhere
         return
-    head = key + token * key_stride + kv_head * HEAD_DIM + pairs
-    first = tl.load(head, mask=paired, other=0.0).to(tl.float32)
-    second = tl.load(head + HALF, mask=paired, other=0.0).to(tl.float32)
-    if NORMED:
-        weight = key_norm + pairs
-        first, second = normalise_head(first, second, weight, epsilon, paired, HEAD_DIM, 0)
     cached = (slot * num_kv_heads + kv_head) * HEAD_DIM + pairs
-    tl.store(key_cache + cached, first * cos - second * sin, mask=paired)
-    tl.store(key_cache + cached + HALF, second * cos + first * sin, mask=paired)
-    head = value + token * value_stride + kv_head * HEAD_DIM + pairs
-    tl.store(value_cache + cached, tl.load(head, mask=paired), mask=paired)
-    tl.store(value_cache + cached + HALF, tl.load(head + HALF, mask=paired), mask=paired)
+    tl.store(key_cache + cached, first_key * cos - second_key * sin, mask=paired)
+    tl.store(key_cache + cached + HALF, second_key * cos + first_key * sin, mask=paired)
+    tl.store(value_cache + cached, first_value, mask=paired)
+    tl.store(value_cache + cached + HALF, second_value, mask=paired)
 
 
 def rotary_warps(head_dim: int, group_size: int) -> int:

@@ -52,9 +52,10 @@ def split_attention_kernel(
     partial_sums     [num_sequences, num_heads, NUM_SPLITS] float32, log2 of the sum of weights;
                      -inf for a part without keys, which a short context leaves
     """
-    sequence = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    # Side by side run the heads of one part, whose keys lie side by side.
+    kv_head = tl.program_id(0) % num_kv_heads
+    sequence = (tl.program_id(0) // num_kv_heads).to(tl.int64)
+    split = tl.program_id(1)
 
     # Equal parts, each a whole number of tiles, from this sequence's own length.
     context_len = tl.load(context_lens + sequence)
@@ -181,7 +182,7 @@ def split_attention(
     shape = (batch.num_sequences, num_heads, num_splits)
     partial_outputs = query.new_empty((*shape, head_dim), dtype=torch.float32)
     partial_sums = query.new_empty(shape, dtype=torch.float32)
-    split_attention_kernel[(batch.num_sequences, num_kv_heads, num_splits)](
+    split_attention_kernel[(batch.num_sequences * num_kv_heads, num_splits)](
         partial_outputs,
         partial_sums,
         query,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -21,23 +20,18 @@ from kernels.sequence import StepSequence
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class Rotation(Protocol):
-    """What is needed of a step's rotation: cos and sin by absolute position."""
-
-    @property
-    def table(self) -> Pair:
-        """Each [num_positions, head_dim / 2] float32."""
-
-
 @dataclass(frozen=True, slots=True)
 class TritonAttention:
     """One step's attention, shared by all layers, as an engine's decoder asks for it.
 
     batch  the ranges and tables as the kernels read them
+    parts  (token rows, batch) of its decodes and of the rest: a decode among prompts would be
+           computed as if it had as many rows as they have
     cache  of each call: a layer's keys and values, [num_blocks, block_size, num_kv_heads, head_dim]
     """
 
     batch: PagedBatch
+    parts: tuple[tuple[slice, PagedBatch], ...]
 
     @classmethod
     def begin_step(cls, sequences: Sequence[StepSequence], cache: Pair) -> TritonAttention:
@@ -50,23 +44,32 @@ class TritonAttention:
             block_size=keys.shape[1],
             device=keys.device,
         )
-        return cls(batch)
+        return cls.of(batch)
+
+    @classmethod
+    def of(cls, batch: PagedBatch) -> TritonAttention:
+        """For a batch that is on the device already."""
+        return cls(batch, batch.parts())
 
     def rotate_and_store(
         self,
         heads: Sequence[torch.Tensor],
-        rotation: Rotation,
+        rotation: Pair,
         cache: Pair,
         norms: HeadNorms | None = None,
     ) -> torch.Tensor:
         """Normalise and turn query and key, write key and value: the key goes only to its slot.
 
-        heads  query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
-               head_dim]; rows may lie apart
+        heads     query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
+                  head_dim]; rows may lie apart
+        rotation  cos and sin by absolute position, each [num_positions, head_dim / 2] float32
         """
         query, key, value = heads
-        return rotary_store_kv(query, key, value, *rotation.table, *cache, self.batch, norms=norms)
+        return rotary_store_kv(query, key, value, *rotation, *cache, self.batch, norms=norms)
 
     def attend(self, query: torch.Tensor, cache: Pair) -> torch.Tensor:
         """[num_tokens, num_heads, head_dim] in and out, causal by absolute position."""
-        return attention(query, *cache, self.batch)
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for rows, part in self.parts:
+            attention(query[rows], *cache, part, out=output[rows])
+        return output

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-Numbers: TypeAlias = Sequence[float] | Sequence[Sequence[float]]
+Numbers: TypeAlias = Sequence[float] | Sequence[Sequence[float]] | npt.NDArray[Any]
 
 
 def to_device(
@@ -18,5 +21,16 @@ def to_device(
     Anything else, `torch.tensor(numbers, device=...)` or a list as an index, lets the host wait
     until a GPU has done all that was asked of it before. From pinned memory nobody waits.
     """
-    host = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
+    host = torch.as_tensor(numbers, dtype=dtype)
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def places_on(
+    device: torch.device, columns: Mapping[int, Sequence[int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An index of many elements at once, (rows, columns): {3: [7, 9]} -> ([3, 3], [7, 9])."""
+    rows = np.repeat(np.fromiter(columns, np.int64), [len(each) for each in columns.values()])
+    flat = np.fromiter(chain.from_iterable(columns.values()), np.int64)
+    return to_device(rows, device), to_device(flat, device)

@@ -41,7 +41,7 @@ _OPTIONS: list[tuple[str, type, str]] = [
     ("device", str, "auto, cpu or cuda (auto)"),
     ("dtype", str, "auto, float32, bfloat16 or float16 (auto)"),
     ("block-size", int, "tokens in a KV block (16)"),
-    ("num-kv-blocks", int, "blocks in the pool (as many as fit into 1 GiB)"),
+    ("num-kv-blocks", int, "blocks in the pool (as many as fit into 1 GiB, or into a GPU)"),
     ("max-num-batched-tokens", int, "tokens computed in one step (2048)"),
     ("max-model-len", int, "prompt and output together (what the model was trained for)"),
 ]

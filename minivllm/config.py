@@ -22,7 +22,8 @@ class EngineConfig:
     dtype                    "auto" is float32 on cpu and the checkpoint's own on cuda
     block_size               tokens in a KV block
     num_kv_blocks            usable blocks in the pool; None: from kv_cache_bytes
-    kv_cache_bytes           bytes for the pool; None: 1 GiB (when num_kv_blocks is None too)
+    kv_cache_bytes           bytes for the pool; None (when num_kv_blocks is None too) is 1 GiB on
+                             cpu, and on cuda 90 % of what is free, less what a step computes in
     max_num_seqs             sequences that may run at the same time
     max_num_batched_tokens   tokens computed in one step, all sequences together
     max_model_len            prompt and output together; None: what the model was trained for

@@ -394,7 +394,7 @@ def _num_kv_blocks(config: EngineConfig, runner: Runner) -> int:
     """Return the pool's size in blocks, from either of the two ways to say it."""
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
-    num_bytes = config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES
+    num_bytes = config.kv_cache_bytes or int(getattr(runner, "spare_bytes", DEFAULT_KV_CACHE_BYTES))
     block_bytes = runner.kv_bytes_per_block(config.block_size)
     if num_bytes < block_bytes:
         one = f"one block of {config.block_size} tokens takes {block_bytes:,} bytes"

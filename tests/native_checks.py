@@ -582,19 +582,13 @@ def check_rotary(library, story, block_size=16, *, apart=True):
         assert_close(part, right, 1e-6)
 
 
-class Turning(NamedTuple):
-    """A rotation: cos and sin by position."""
-
-    table: tuple
-
-
 def rotate_and_store(library, laid, key, value, table, *, apart=False):
     step = NativeAttention.begin_step(library, laid.sequences, laid.cache)
     inputs = (laid.query, key, value)
     if apart:
         inputs = [columns(tensor, 3 + i, 2 * i) for i, tensor in enumerate(inputs)]
     with guarded():
-        return step.rotate_and_store(inputs, Turning(table), laid.cache)
+        return step.rotate_and_store(inputs, table, laid.cache)
 
 
 def check_rotary_of_a_mixed_batch(library):
@@ -695,7 +689,7 @@ def check_layer(library, lines, shape=SHAPE, block_size=16, **kinds):
     num_rows, seed = len(laid.query), kinds.get("seed", 0)
     x, update = (numbers(num_rows, shape.hidden, seed=seed + at) for at in (7, 8))
     angles = numbers(400, shape.head_dim // 2, seed=9)
-    rotation = Turning((angles.cos(), angles.sin()))
+    rotation = angles.cos(), angles.sin()
     results = []
     for compute in (layer_in_one, layer_by_parts):
         cache = tuple(part.clone() for part in laid.cache)

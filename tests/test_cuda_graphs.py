@@ -48,12 +48,24 @@ def test_100_is_in_the_ladder_of_100():
     assert ladder(3) == (1, 2, 3)
 
 
+class FakeStream:
+    def __init__(self, name, log):
+        self._name = name
+        self._log = log
+
+    def __repr__(self):
+        return self._name
+
+    def wait_stream(self, other):
+        self._log.append(f"{self} waits for {other}")
+
+
 class FakeCuda:
     """torch.cuda's graphs and streams, as far as a recorder uses them: notes what happens where."""
 
     def __init__(self, monkeypatch):
         self.log = []
-        self.now = "the usual stream"
+        self.usual = self.now = FakeStream("the usual stream", self.log)
         self.num_streams = self.num_pools = 0
         self.fails_at_the_end = False
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", self.new_pool)
@@ -71,17 +83,8 @@ class FakeCuda:
         return SimpleNamespace(replay=lambda: self.log.append("replay"))
 
     def new_stream(self):
-        cuda, number = self, self.num_streams + 1
-        self.num_streams = number
-
-        class Stream:
-            def __repr__(self):
-                return f"stream {number}"
-
-            def wait_stream(self, other):
-                cuda.log.append(f"{self} waits for {other}")
-
-        return Stream()
+        self.num_streams += 1
+        return FakeStream(f"stream {self.num_streams}", self.log)
 
     @contextmanager
     def on_stream(self, stream):
@@ -116,13 +119,14 @@ def test_a_cuda_graph_is_recorded_after_one_eager_run_and_replayed_without_pytho
     assert log == [
         "stream 1 waits for the usual stream",
         "compute on stream 1",
+        "the usual stream waits for stream 1",
         "recording begins in pool 1 on stream 1",
         "compute on stream 1",
         "recording ends",
     ]
     assert replay() is results[1]  # the recording's own output, not the eager run's
-    assert log[5:] == ["replay"]
-    assert cuda.now == "the usual stream"
+    assert log[6:] == ["replay"]
+    assert cuda.now is cuda.usual
 
 
 def test_all_recordings_of_a_recorder_share_a_pool_and_a_stream_and_no_other_recorder_does(
@@ -137,12 +141,24 @@ def test_all_recordings_of_a_recorder_share_a_pool_and_a_stream_and_no_other_rec
     assert cuda.log.count("recording begins in pool 2 on stream 2") == 1
 
 
+def test_after_a_computation_that_fails_halfway_its_kernels_are_waited_for(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+
+    def compute():
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        CudaGraphRecorder()(compute)
+    assert cuda.log[-1] == "the usual stream waits for stream 1"
+    assert cuda.now is cuda.usual
+
+
 def test_a_recording_that_fails_leaves_the_thread_on_its_own_stream(monkeypatch):
     cuda = FakeCuda(monkeypatch)
     cuda.fails_at_the_end = True
     with pytest.raises(RuntimeError, match="a previous error"):
         CudaGraphRecorder()(lambda: torch.tensor(0))
-    assert cuda.now == "the usual stream"
+    assert cuda.now is cuda.usual
 
 
 class Recorder:
@@ -244,7 +260,7 @@ def test_each_rung_is_recorded_once_when_it_is_first_needed():
     recorder = Recorder()
     for number in (1, 3, 4, 2, 3, 1, 5, 8):
         recorder.run([decode(1, [block]) for block in range(number)])
-    assert recorder.num_recorded == 4  # 1, 4, 2, 8
+    assert recorder.num_recorded == recorder.graphs.num_recordings == 4  # 1, 4, 2, 8
 
 
 def test_forgotten_recordings_are_made_anew():
@@ -264,6 +280,7 @@ def test_where_no_recording_can_be_made_the_step_is_computed_and_none_is_tried_a
     assert recorder.run([decode(2, [1], 5), decode(3, [2], 6)]) == [[5, 2, 6], [6, 3, 11]]
     assert caplog.messages == ["decode steps run without recordings: CUDA out of memory"]
     assert not recorder.graphs.fits([decode(1, [0])])
+    assert recorder.graphs.num_recordings == 0
     assert recorder.num_recorders == 2  # the first one's recordings and their memory are given back
 
 

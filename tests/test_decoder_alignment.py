@@ -48,11 +48,8 @@ class Replay:
             for ids, start, end, table in spans
         ]
         token_ids = [token for ids, start, end, _ in spans for token in ids[start:end]]
-        positions = [position for _, start, end, _ in spans for position in range(start, end)]
         attention = TorchAttention.begin_step(sequences, self.kv[0])
-        hidden = self.decoder.hidden(
-            torch.tensor(token_ids), torch.tensor(positions), self.kv, attention
-        )
+        hidden = self.decoder.hidden(torch.tensor(token_ids), self.kv, attention)
         return self.decoder.logits(hidden).split([end - start for _, start, end, _ in spans])
 
 

@@ -74,9 +74,19 @@ def refuse_numbers(monkeypatch):
         return make(data, **settings)
 
     monkeypatch.setattr(torch, "tensor", tensor)
+    for name in ("as_tensor", "asarray"):
+        monkeypatch.setattr(torch, name, on_the_host(getattr(torch, name)))
     monkeypatch.setattr(torch.Tensor, "new_tensor", lambda own, data: tensor(data, device=META))
     for method in ("__getitem__", "__setitem__"):
         monkeypatch.setattr(torch.Tensor, method, without_lists(getattr(torch.Tensor, method)))
+
+
+def on_the_host(method):
+    def convert(data, *, device="cpu", **settings):
+        assert torch.device(device).type == "cpu", "made on the device: the host waits for it"
+        return method(data, **settings)
+
+    return convert
 
 
 def without_lists(method):
@@ -89,6 +99,8 @@ def without_lists(method):
 
 
 MIXED = [sequence(0, 21, [3, 7]), sequence(32, 40, [1, 2, 9]), sequence(17, 18, [4, 5])]
+# As the scheduler puts them: decodes lead.
+DECODES_FIRST = [sequence(17, 18, [4, 5]), sequence(5, 6, [8]), *MIXED[:2]]
 DECODES = [sequence(39, 40, [1, 2, 9]), sequence(17, 18, [4, 5]), sequence(5, 6, [8])]
 
 
@@ -105,6 +117,29 @@ def test_a_step_of_prompts_chunks_and_decodes_waits_for_nothing(
     assert launched.count("paged_attention_kernel") == runner.model_config.num_layers
     assert launched.count("rotary_store_kv_kernel") == runner.model_config.num_layers
     assert launched.count("silu_and_mul_kernel") == runner.model_config.num_layers
+
+
+@torch.inference_mode()
+def test_decodes_beside_a_prompt_are_attended_to_by_a_program_of_their_size(
+    monkeypatch, launched, tmp_path
+):
+    save_model("qwen3", tmp_path)
+    runner = runner_on_meta(monkeypatch, tmp_path)
+    refuse_numbers(monkeypatch)
+    tiles = []
+    run = JITFunction.run
+
+    def noting(kernel, *arguments, **constants):
+        if kernel.__name__ == "paged_attention_kernel":
+            tiles.append(constants["BLOCK_M"])
+        run(kernel, *arguments, **constants)
+
+    monkeypatch.setattr(JITFunction, "run", noting)
+    hidden = runner._compute(DECODES_FIRST)
+    assert (hidden.device, hidden.shape[0]) == (META, 4)
+    num_layers = runner.model_config.num_layers
+    assert tiles == [16, 64] * num_layers
+    assert launched.count("rotary_store_kv_kernel") == num_layers
 
 
 @torch.inference_mode()
@@ -191,7 +226,7 @@ def test_the_sampler_waits_only_when_everything_is_launched(monkeypatch):
 
 @pytest.mark.parametrize("num_rows", [1, 2, 9])
 @torch.inference_mode()
-def test_log_probabilities_are_read_in_three_pieces_however_many_rows_ask(monkeypatch, num_rows):
+def test_log_probabilities_are_read_in_two_pieces_however_many_rows_ask(monkeypatch, num_rows):
     asked = replace(DECODES[0], params=SamplingParams(logprobs=4))
     silent = replace(DECODES[1], params=SamplingParams())
     refuse_numbers(monkeypatch)
@@ -202,7 +237,7 @@ def test_log_probabilities_are_read_in_three_pieces_however_many_rows_ask(monkey
     chosen = Sampler().sample(logits, [silent] + [asked] * num_rows, [0])
     assert [len(token.logprobs or ()) for token in chosen] == [0] + [4] * num_rows
     # Two before: the largest logits and the tokens.
-    assert len(read) == 2 + 3
+    assert len(read) == 2 + 2
 
 
 def noting(calls, method):

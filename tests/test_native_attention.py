@@ -16,7 +16,7 @@ from kernels.errors import KernelInputError
 from kernels.native.attention import Bundles, NativeAttention, Span, spans_of
 from tests import native_checks as checks
 from tests.native import library, needs_native
-from tests.native_checks import Computed, Line, Story, Turning, assert_same_bits, numbers, threads
+from tests.native_checks import Computed, Line, Story, assert_same_bits, numbers, threads
 
 BLOCK_SIZES = (1, 8, 16, 32, 48, 64, 128, 256)
 HEADS = ((1, 1), (2, 2), (4, 2), (9, 3), (15, 5), (14, 2), (16, 1))
@@ -180,7 +180,7 @@ def test_a_prompt_stored_and_attended_in_chunks_has_the_bits_of_one_prefill(num_
         for start, end in ranges:
             step = NativeAttention.begin_step(library(), [Computed(start, end, table)], cache)
             parts = [part[start:end] for part in (query, key, value)]
-            turned = step.rotate_and_store(parts, Turning((angles.cos(), angles.sin())), cache)
+            turned = step.rotate_and_store(parts, (angles.cos(), angles.sin()), cache)
             rows.append(step.attend(turned, cache))
         return torch.cat(rows), *(part.flatten(0, 1)[:num_tokens] for part in cache)
 
@@ -306,9 +306,7 @@ def test_what_cannot_be_turned_and_stored_is_refused_by_name(name, tensor, why):
     given_ = GOOD | {name: tensor}
     query, key, value, cos, sin, keys, values = given_.values()
     with pytest.raises(KernelInputError, match=f"^{name} .*{why}"):
-        step_of_two_rows().rotate_and_store(
-            (query, key, value), Turning((cos, sin)), (keys, values)
-        )
+        step_of_two_rows().rotate_and_store((query, key, value), (cos, sin), (keys, values))
 
 
 @pytest.mark.parametrize(("name", "tensor", "why"), cases(ANYWHERE, ATTENDED))
@@ -331,7 +329,7 @@ def test_an_odd_head_cannot_be_turned():
     step = NativeAttention.begin_step(Uncalled(), [Computed(3, 5, [7, 2])], cache)
     heads, angles = torch.ones(2, 1, 5), torch.ones(9, 2)
     with pytest.raises(KernelInputError, match="head_dim / 2 channels"):
-        step.rotate_and_store((heads, heads, heads), Turning((angles, angles)), cache)
+        step.rotate_and_store((heads, heads, heads), (angles, angles), cache)
 
 
 def test_threads_that_get_no_memory_are_a_memory_error():

@@ -12,7 +12,7 @@ from kernels.native.attention import NativeAttention
 from kernels.native.layer import NativeLayer, Scratch
 from tests import native_checks as checks
 from tests.native import library, needs_native
-from tests.native_checks import Computed, Line, Shape, Turning, numbers, threads
+from tests.native_checks import Computed, Line, Shape, numbers, threads
 
 BOOLEANS = {"biased": st.booleans(), "head_norms": st.booleans()}
 
@@ -70,7 +70,7 @@ def test_two_layers_with_one_scratch_do_not_disturb_each_other():
     together = [NativeLayer(library(), scratch, parts) for parts in layers]
     apart = [NativeLayer(library(), Scratch(), parts) for parts in layers]
     angles = numbers(400, 10, seed=9)
-    rotation = Turning((angles.cos(), angles.sin()))
+    rotation = angles.cos(), angles.sin()
     for num_rows in (100, 1, 100):
         results = []
         for stack in (together, apart):
@@ -171,14 +171,14 @@ def test_what_cannot_be_attended_is_refused_by_name(name, tensor, why):
     x, update, cos, sin, keys, values = (GOOD | {name: tensor}).values()
     layer = NativeLayer(Uncalled(), Scratch(), PARTS)
     with pytest.raises(KernelInputError, match=f"^{name} .*{why}"):
-        layer.attend(x, update, Turning((cos, sin)), (keys, values), step_of_two_rows())
+        layer.attend(x, update, (cos, sin), (keys, values), step_of_two_rows())
 
 
 @pytest.mark.parametrize(("num_kv_heads", "head_dim"), [(1, 20), (4, 20), (2, 40), (4, 10)])
 def test_a_cache_of_other_heads_is_refused(num_kv_heads, head_dim):
     cache = (torch.zeros(10, 4, num_kv_heads, head_dim),) * 2
     layer = NativeLayer(Uncalled(), Scratch(), PARTS)
-    rotation = Turning((torch.ones(9, head_dim // 2),) * 2)
+    rotation = (torch.ones(9, head_dim // 2),) * 2
     with pytest.raises(
         KernelInputError, match=f"cache has {num_kv_heads} heads of {head_dim}; .* 2 heads of 20"
     ):
@@ -205,9 +205,7 @@ def test_threads_that_get_no_memory_are_a_memory_error():
     poor = SimpleNamespace(layer_attend=lambda *_: 1, layer_finish=None)
     layer = NativeLayer(poor, Scratch(), PARTS)
     with pytest.raises(MemoryError):
-        layer.attend(
-            GOOD["x"], GOOD["update"], Turning((ANGLES, ANGLES)), CACHE, step_of_two_rows()
-        )
+        layer.attend(GOOD["x"], GOOD["update"], (ANGLES, ANGLES), CACHE, step_of_two_rows())
 
 
 @needs_native

@@ -1,13 +1,17 @@
 """The runner: a scheduled batch in, tokens out, and everything the engine asks of it."""
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from minivllm.config import EngineConfig
 from minivllm.core.batch import ScheduledBatch, ScheduledSequence
+from minivllm.engine import LLMEngine
 from minivllm.errors import ConfigError, DeviceError, ModelError
+from minivllm.model import runner as runner_module
 from minivllm.model.runner import ModelRunner, select_device, select_dtype
 from minivllm.sampling_params import SamplingParams
 from tests.tiny_models import VOCAB_SIZE, one_thread, save_model
@@ -153,6 +157,92 @@ def test_position_config_tells_one_rope_from_another(saved, runner, tmp_path):
 def test_a_pool_that_no_memory_holds_is_refused_with_its_size(runner):
     with pytest.raises(ConfigError, match=r"1000000000000 KV blocks need .* bytes.*lower num_kv"):
         runner.init_kv(10**12, 16)
+
+
+def test_on_a_cpu_the_pool_has_a_gibibyte_where_nobody_says(runner):
+    assert runner.spare_bytes == 1 << 30
+
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU as far as its memory is asked for; `free` counts what torch keeps once it lets go."""
+    memory = SimpleNamespace(free=24 * GIB, kept=6 * GIB)
+
+    def mem_get_info(device):
+        assert device.type == "cuda"
+        return memory.free - memory.kept, 24 * GIB
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: setattr(memory, "kept", 0))
+    return memory
+
+
+def on_cuda(saved, **config):
+    runner = ModelRunner(EngineConfig(model=str(saved[0]), device="cpu", **config))
+    runner.device = torch.device("cuda")
+    # The shape of Qwen3-0.6B.
+    runner.model_config = replace(
+        runner.model_config, vocab_size=151_936, hidden_size=1024, intermediate_size=3072,
+        num_layers=28, num_heads=16, num_kv_heads=8, head_dim=128,
+    )  # fmt: skip
+    runner.dtype = torch.bfloat16
+    return runner
+
+
+def test_on_a_gpu_the_pool_has_what_is_free_less_what_a_step_computes_in(saved, gpu):
+    runner = on_cuda(saved, max_num_seqs=256, max_num_batched_tokens=8192)
+    rows = 8192 * (5 * 1024 + (3 * 16 + 2 * 8) * 128 + 3 * 3072) * 2
+    scores = 256 * 151_936 * 64
+    assert runner.spare_bytes == int(0.9 * 24 * GIB) - rows - scores
+    assert runner.spare_bytes > 18 * GIB
+
+
+def test_a_pool_that_will_be_given_back_counts_as_free(saved, gpu):
+    runner = on_cuda(saved)
+    before = runner.spare_bytes
+    runner._kv = [SimpleNamespace(nbytes=3 * GIB)] * 2, [SimpleNamespace(nbytes=2 * GIB)] * 2
+    gpu.free -= 10 * GIB
+    assert runner.spare_bytes == before
+
+
+def test_a_tiny_model_on_a_large_gpu_does_not_get_a_hundred_million_blocks(saved, gpu):
+    runner = ModelRunner(EngineConfig(model=str(saved[0]), device="cpu", block_size=4))
+    runner.device = torch.device("cuda")
+    assert runner.spare_bytes == (1 << 20) * runner.kv_bytes_per_block(4)
+
+
+def test_a_gpu_without_room_for_a_step_is_refused(saved, gpu):
+    gpu.free = GIB // 4
+    config = EngineConfig(model=str(saved[0]), device="cpu")
+    with pytest.raises(ConfigError, match="a pool of 0 blocks; one block of 16 tokens takes"):
+        LLMEngine(config, on_cuda(saved))
+
+
+def test_an_error_of_a_gpu_is_not_taken_for_one_of_memory(saved, monkeypatch):
+    runner = on_cuda(saved)
+
+    def empty(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(torch, "empty", empty)
+    raised = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        runner.init_kv(4, 16)
+    raised = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(ConfigError, match=r"4 KV blocks need .* bytes, more than cuda has"):
+        runner.init_kv(4, 16)
+
+
+def test_weights_that_a_gpu_has_no_memory_for_are_a_model_error(saved, monkeypatch):
+    def no_room(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(runner_module, "Decoder", no_room)
+    with pytest.raises(ModelError, match=r"^cpu has too little memory for "):
+        make_runner(saved[0])
 
 
 def test_cuda_without_a_gpu_is_a_device_error(monkeypatch):

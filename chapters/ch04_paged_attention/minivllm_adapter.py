@@ -41,6 +41,7 @@ def store_kv(
         block_size=block_size,
         max_query_len=1,
         max_context_len=1,
+        num_singles=0,
         packed=none,
     )
     kernels_store_kv(key, value, key_cache, value_cache, batch)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,14 +37,6 @@ Pair = tuple[Tensor, Tensor]
 _MOST_ROWS = 64
 # Bundles x KV heads are what the threads take turns at: enough that none waits long at the end.
 _ITEMS_A_THREAD = 4
-
-
-class Rotation(Protocol):
-    """What is needed of a step's rotation: cos and sin by absolute position."""
-
-    @property
-    def table(self) -> Pair:
-        """Each [num_positions, head_dim / 2] float32."""
 
 
 class Span(NamedTuple):
@@ -148,17 +140,14 @@ class NativeAttention:
         return cls(library, batch, bundles, tuple(keys.shape), step)
 
     def rotate_and_store(
-        self,
-        heads: Sequence[Tensor],
-        rotation: Rotation,
-        cache: Pair,
-        norms: HeadNorms | None = None,
+        self, heads: Sequence[Tensor], rotation: Pair, cache: Pair, norms: HeadNorms | None = None
     ) -> Tensor:
         """Turn query and key, write key and value: the turned key goes only to its slot.
 
-        heads  query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
-               head_dim]; rows may lie apart
-        norms  of the heads of query and key, applied first
+        heads     query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
+                  head_dim]; rows may lie apart
+        rotation  cos and sin by absolute position, each [num_positions, head_dim / 2] float32
+        norms     of the heads of query and key, applied first
         """
         query, key, value = heads
         if norms is not None:
@@ -217,9 +206,9 @@ class NativeAttention:
         self._step.num_heads = num_heads
         return ctypes.addressof(self._step)
 
-    def angles(self, rotation: Rotation) -> tuple[int, int]:
+    def angles(self, rotation: Pair) -> tuple[int, int]:
         """The addresses of cos and sin, which reach the last position. Raises KernelInputError."""
-        cos, sin = rotation.table
+        cos, sin = rotation
         num_positions, head_dim = cos.shape[0], self.cache_shape[3]
         if head_dim % 2 or self.batch.max_context_len > num_positions:
             needed = "a row a position, head_dim / 2 channels"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.errors import KernelInputError
 from kernels.layer_parts import LayerParts
-from kernels.native.attention import NativeAttention, Pair, Rotation
+from kernels.native.attention import NativeAttention, Pair
 from kernels.native.linear import WIDTH, NativeLinear
 from kernels.native.memory import in_large_pages
 from kernels.native.pointers import floats
@@ -115,7 +115,7 @@ class NativeLayer:
         return whole and all(isinstance(part, NativeLinear) for part in linears)
 
     def attend(
-        self, x: Tensor, update: Tensor, rotation: Rotation, cache: Pair, step: NativeAttention
+        self, x: Tensor, update: Tensor, rotation: Pair, cache: Pair, step: NativeAttention
     ) -> tuple[Tensor, Tensor]:
         """(x, update) -> (x + update, heads), the first written over x; writes keys and values.
 

@@ -27,7 +27,7 @@ from kernels.native.attention import NativeAttention
 from minivllm.core.batch import ScheduledSequence
 from minivllm.model.backend import native_library
 from minivllm.model.ops import rms_norm
-from minivllm.model.rope import Rotation, rotate
+from minivllm.model.rope import Angles, angles_at, rotate
 
 
 class KVCache(NamedTuple):
@@ -41,10 +41,11 @@ class StepAttention(Protocol):
     """Attention for the rows of one step: made once a step, shared by all layers."""
 
     def rotate_and_store(
-        self, heads: Sequence[Tensor], rotation: Rotation, cache: KVCache, norms: HeadNorms | None
+        self, heads: Sequence[Tensor], angles: Angles, cache: KVCache, norms: HeadNorms | None
     ) -> Tensor:
         """Turn query and key by their positions; write key and value to each row's slot.
 
+        angles   by absolute position; a step knows the positions of its rows
         heads    query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
                  head_dim], dtype and device of the cache
         norms    of the heads of query and key, applied first; None where a model has none
@@ -83,14 +84,15 @@ class TorchAttention:
         return cls(GatheredAttention.of(sequences, cache))
 
     def rotate_and_store(
-        self, heads: Sequence[Tensor], rotation: Rotation, cache: KVCache, norms: HeadNorms | None
+        self, heads: Sequence[Tensor], angles: Angles, cache: KVCache, norms: HeadNorms | None
     ) -> Tensor:
         """See StepAttention."""
         query, key, value = heads
         if norms is not None:
             query, key = norms.applied(rms_norm, query, key)
-        self.gathered.store(rotate(key, rotation), value, cache)
-        return rotate(query, rotation)
+        of_rows = angles_at(self.gathered.positions, angles, query.dtype)
+        self.gathered.store(rotate(key, of_rows), value, cache)
+        return rotate(query, of_rows)
 
     def attend(self, query: Tensor, cache: KVCache) -> Tensor:
         """See StepAttention."""

@@ -21,7 +21,7 @@ from minivllm.model.layer import TORCH_LAYER, LayerFactory
 from minivllm.model.linear import LinearFactory
 from minivllm.model.model_config import ModelConfig
 from minivllm.model.ops import TORCH_OPS, Ops
-from minivllm.model.rope import RotaryTable, inverse_frequencies, rotary_table, rotation_at
+from minivllm.model.rope import Angles, inverse_frequencies, rotary_table
 
 
 class Weights(Protocol):
@@ -107,30 +107,28 @@ class Decoder:
         )
         frequencies = inverse_frequencies(config.rope, config.head_dim)
         table = rotary_table(frequencies, config.max_position_embeddings)
-        self._rotary = RotaryTable(*(angles.to(self._embedding.device) for angles in table))
+        self._rotary = Angles(*(angles.to(self._embedding.device) for angles in table))
 
     def hidden(
         self,
         token_ids: Tensor,
-        positions: Tensor,
         kv: Sequence[KVCache],
         step: StepAttention,
         wanted: Tensor | slice = slice(None),
     ) -> Tensor:
         """The wanted rows' last hidden states, before the final norm: [num_wanted, hidden].
 
-        token_ids, positions  [num_tokens] int64, on the decoder's device
-        kv                    one KVCache a layer; the rows' slots are written
-        step                  attention for exactly these rows
-        wanted                which rows; all by default. Of the others the last layer computes
-                              keys and values only: nobody reads more of them
+        token_ids  [num_tokens] int64, on the decoder's device
+        kv         one KVCache a layer; the rows' slots are written
+        step       attention for exactly these rows, at their positions
+        wanted     which rows; all by default. Of the others the last layer computes keys and
+                   values only: nobody reads more of them
         """
         # The embedding is the first update of an empty residual.
         update = self._embedding[token_ids]
         x = torch.zeros_like(update)
-        rotation = rotation_at(positions, self._rotary, x.dtype)
         for layer, cache in zip(self._layers, kv, strict=True):
-            x, heads = layer.attend(x, update, rotation, cache, step)
+            x, heads = layer.attend(x, update, self._rotary, cache, step)
             if layer is self._layers[-1]:
                 x, heads = x[wanted], heads[wanted]
             x, update = layer.finish(x, heads)

@@ -20,7 +20,7 @@ from kernels.native.layer import NativeLayer, Scratch
 from minivllm.model.attention import KVCache, StepAttention
 from minivllm.model.backend import native_library
 from minivllm.model.ops import TORCH_OPS, Ops, select_ops
-from minivllm.model.rope import Rotation
+from minivllm.model.rope import Angles
 
 
 class Layer(Protocol):
@@ -31,7 +31,7 @@ class Layer(Protocol):
     """
 
     def attend(
-        self, x: Tensor, update: Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
+        self, x: Tensor, update: Tensor, angles: Angles, cache: KVCache, step: StepAttention
     ) -> tuple[Tensor, Tensor]:
         """(x, update) -> (x + update, what the heads give); writes the rows' keys and values.
 
@@ -54,13 +54,13 @@ class DecoderLayer:
     parts: LayerParts
 
     def attend(
-        self, x: Tensor, update: Tensor, rotation: Rotation, cache: KVCache, step: StepAttention
+        self, x: Tensor, update: Tensor, angles: Angles, cache: KVCache, step: StepAttention
     ) -> tuple[Tensor, Tensor]:
         """See Layer."""
         parts = self.parts
         normed, x = self.ops.add_rms_norm(update, x, parts.attention_norm, parts.epsilon)
         heads = parts.split_heads(parts.query_key_value(normed))
-        query = step.rotate_and_store(heads, rotation, cache, parts.head_norms)
+        query = step.rotate_and_store(heads, angles, cache, parts.head_norms)
         return x, step.attend(query, cache).flatten(1)
 
     def finish(self, x: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:

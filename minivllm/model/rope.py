@@ -16,23 +16,11 @@ from torch import Tensor
 from minivllm.model.model_config import Llama3Scaling, RopeConfig
 
 
-class RotaryTable(NamedTuple):
+class Angles(NamedTuple):
     """cos and sin of every position's angles, each [num_positions, head_dim / 2] float32."""
 
     cos: Tensor
     sin: Tensor
-
-
-class Rotation(NamedTuple):
-    """The angles of one step's rows, in the two forms in which attention backends read them.
-
-    cos, sin  each row's own, [num_tokens, 1, head_dim / 2] in the network's dtype; 1 is the heads
-    table     every position's, for a kernel that finds each row's own by itself
-    """
-
-    cos: Tensor
-    sin: Tensor
-    table: RotaryTable
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
@@ -58,23 +46,25 @@ def _stretch(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
 
 
-def rotary_table(inv_frequencies: Tensor, num_positions: int) -> RotaryTable:
+def rotary_table(inv_frequencies: Tensor, num_positions: int) -> Angles:
     """The angles of positions 0 to num_positions - 1; inv_frequencies [head_dim / 2] float32."""
     angles = torch.arange(num_positions).float()[:, None] * inv_frequencies
-    return RotaryTable(angles.cos(), angles.sin())
+    return Angles(angles.cos(), angles.sin())
 
 
-def rotation_at(positions: Tensor, table: RotaryTable, dtype: torch.dtype) -> Rotation:
-    """The rotation of every row, rounded to `dtype` once.
+def angles_at(positions: Tensor, table: Angles, dtype: torch.dtype) -> Angles:
+    """The angles of every row, [num_tokens, 1, head_dim / 2]; rounded to `dtype` once.
 
     positions  [num_tokens] absolute positions
     """
-    cos, sin = (angles[positions][:, None].to(dtype) for angles in table)
-    return Rotation(cos, sin, table)
+    return Angles(*(angles[positions][:, None].to(dtype) for angles in table))
 
 
-def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Turn each pair (x_i, x_{i + head_dim/2}) by its angle. [num_tokens, heads, head_dim]."""
+def rotate(heads: Tensor, angles: Angles) -> Tensor:
+    """Turn each pair (x_i, x_{i + head_dim/2}) by its row's angle. [num_tokens, heads, head_dim].
+
+    angles  as angles_at gives them; all heads of a row turn alike
+    """
     first, second = heads.chunk(2, dim=-1)
-    cos, sin = rotation.cos, rotation.sin
+    cos, sin = angles
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

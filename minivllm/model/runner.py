@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import accumulate
+from itertools import accumulate, chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.batch import PagedBatch
 from kernels.decode_graphs import CudaGraphRecorder, DecodeGraphs
+from kernels.spare_memory import MOST_BLOCKS, out_of_memory, spare_memory, step_bytes
 from kernels.transfer import to_device
-from minivllm.config import EngineConfig
+from minivllm.config import DEFAULT_KV_CACHE_BYTES, EngineConfig
 from minivllm.core.batch import SampledToken, ScheduledBatch, ScheduledSequence, TokenLogprobs
 from minivllm.errors import ConfigError, DeviceError, ModelError
 from minivllm.model.attention import KVCache, select_attention_backend
@@ -90,6 +92,16 @@ class ModelRunner:
         values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         return values_per_token * block_size * self.dtype.itemsize
 
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes for the pool where nobody says: on a GPU what is free, less what a step needs."""
+        if self.device.type != "cuda":
+            return DEFAULT_KV_CACHE_BYTES
+        held = sum(part.nbytes for cache in self._kv for part in cache)
+        needed = step_bytes(self.model_config, self._config, self.dtype.itemsize)
+        most = MOST_BLOCKS * self.kv_bytes_per_block(self._config.block_size)
+        return min(spare_memory(self.device, held) - needed, most)
+
     def init_kv(self, num_blocks: int, block_size: int) -> None:
         """Make the paged KV cache, its content undefined. Raises ConfigError if memory is short."""
         config = self.model_config
@@ -100,7 +112,7 @@ class ModelRunner:
             for _ in range(config.num_layers):
                 keys, values = torch.empty(shape, dtype=self.dtype, device=self.device)
                 self._kv.append(KVCache(keys, values))
-        except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU raises the bare one
+        except out_of_memory(self.device) as error:
             self._kv = []
             needed = f"{num_blocks} KV blocks need {num_blocks * block_bytes:,} bytes"
             more = f"more than {self.device} has; lower num_kv_blocks or kv_cache_bytes"
@@ -128,7 +140,10 @@ class ModelRunner:
         checkpoint = Checkpoint(folder.path, self.device, self.dtype)
         name = self.backend
         kernels = select_linear(name), select_ops(name), select_layer(name)
-        decoder = Decoder(folder.config, checkpoint, *kernels)
+        try:
+            decoder = Decoder(folder.config, checkpoint, *kernels)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(f"{self.device} has too little memory for {folder.path}") from error
         checkpoint.check_all_used()
         return decoder
 
@@ -154,22 +169,17 @@ class ModelRunner:
         wanted = [first + position - s.start for s, first in rows for position in _wanted(s)] or [0]
         if self._graphs is not None and self._graphs.fits(sequences):
             return self._take(self._graphs.hidden(sequences, self._decode), wanted)
-        token_ids = [token for s in sequences for token in s.token_ids[s.start : s.end]]
-        positions = [position for s in sequences for position in range(s.start, s.end)]
-        return self._decoder.hidden(
-            to_device(token_ids, self.device),
-            to_device(positions, self.device),
-            self._kv,
-            self._begin_attention(sequences, self._kv[0]),
-            to_device(wanted, self.device),
-        )
+        # An array: a step may have many thousand tokens, and nothing is computed before.
+        ids = chain.from_iterable(s.token_ids[s.start : s.end] for s in sequences)
+        token_ids = to_device(np.fromiter(ids, np.int64), self.device)
+        step = self._begin_attention(sequences, self._kv[0])
+        return self._decoder.hidden(token_ids, self._kv, step, to_device(wanted, self.device))
 
     def _decode(self, token_ids: Tensor, batch: PagedBatch) -> Tensor:
         """What a CUDA graph records; see decode_graphs.Forward."""
         from kernels.step_attention import TritonAttention  # not on every machine
 
-        step = TritonAttention(batch)
-        return self._decoder.hidden(token_ids, batch.positions, self._kv, step)
+        return self._decoder.hidden(token_ids, self._kv, TritonAttention.of(batch))
 
     def _sample(
         self, sequences: list[ScheduledSequence], hidden: Tensor, row_ends: list[int]

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kernels.transfer import to_device
+from kernels.ranking import best_ids, largest
+from kernels.transfer import places_on, to_device
 from minivllm.core.batch import SampledToken, ScheduledSequence, TokenLogprobs
 from minivllm.errors import RunnerError
 from minivllm.sampling_params import SamplingParams
@@ -69,15 +70,15 @@ class Sampler:
         if any(own.repetition_penalty != 1 or own.min_tokens > 0 for own in params):
             scores = raw.clone()
             _change_known_tokens(scores, sequences, eos_token_ids)
-        largest, best = _largest(scores)
+        best_scores, best = largest(scores)
         random_rows = [row for row, own in enumerate(params) if own.temperature > 0]
         if random_rows:
             at = to_device(random_rows, scores.device)
             # The best score becomes 0, so that no division by a small temperature overflows.
-            shifted = scores[at] - largest[at, None]
+            shifted = scores[at] - best_scores[at, None]
             best[at] = _draw(shifted, [sequences[row] for row in random_rows])
         # Only here is a GPU waited for. What a row without a best one has drawn is not read.
-        _check_best(largest.tolist(), sequences)
+        _check_best(best_scores.tolist(), sequences)
         token_ids = best.tolist()
         logprobs: dict[int, TokenLogprobs] = {}
         if rows := [row for row, own in enumerate(params) if own.logprobs is not None]:
@@ -121,27 +122,24 @@ def _mix(bits: int) -> int:
 def _change_known_tokens(
     scores: Tensor, sequences: list[ScheduledSequence], eos_token_ids: Sequence[int]
 ) -> None:
-    """Steps 1 and 2, in place."""
-    for row, sequence in enumerate(sequences):
-        params = sequence.params
-        if params.repetition_penalty != 1:
-            penalty = _in_float32(params.repetition_penalty)
-            seen = to_device(sequence.token_ids, scores.device)
-            old = scores[row, seen]
-            new = torch.where(old < 0, old * penalty, old / penalty)
-            # A tiny penalty makes a large logit overflow; infinity would look like a broken model.
-            scores[row, seen] = new.clamp(max=_FLOAT32.max)
-        if sequence.num_tokens - sequence.num_prompt_tokens < params.min_tokens:
-            ends = [*params.stop_token_ids, *([] if params.ignore_eos else eos_token_ids)]
-            known = to_device([i for i in ends if i < scores.shape[1]], scores.device)
-            scores[row, known] = -math.inf
-
-
-def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's largest score and its id, the lowest on a tie; NaN is the largest of all."""
-    # Numpy looks at eight scores at a time, torch on a CPU at one.
-    best = torch.from_numpy(scores.numpy().argmax(-1)) if scores.is_cpu else scores.argmax(-1)
-    return scores.gather(1, best[:, None]).flatten(), best
+    """Steps 1 and 2, in place. All rows at once: on a GPU each operation is a launch."""
+    params = [sequence.params for sequence in sequences]
+    seen, ends = {}, {}
+    for row, (own, sequence) in enumerate(zip(params, sequences, strict=True)):
+        if own.repetition_penalty != 1:
+            seen[row] = sequence.token_ids
+        if sequence.num_tokens - sequence.num_prompt_tokens < own.min_tokens:
+            known = [*own.stop_token_ids, *(() if own.ignore_eos else eos_token_ids)]
+            ends[row] = [token_id for token_id in known if token_id < scores.shape[1]]
+    if seen:
+        at = places_on(scores.device, seen)
+        penalties = [_in_float32(own.repetition_penalty) for own in params]
+        old, penalty = scores[at], _column(penalties, scores)[at[0], 0]
+        new = torch.where(old < 0, old * penalty, old / penalty)
+        # A tiny penalty makes a large logit overflow; infinity would look like a broken model.
+        scores[at] = new.clamp(max=_FLOAT32.max)
+    if ends:
+        scores[places_on(scores.device, ends)] = -math.inf
 
 
 def _check_best(best: list[float], sequences: list[ScheduledSequence]) -> None:
@@ -225,12 +223,8 @@ def _in_float32(value: float) -> float:
 def _logprobs_of(logits: Tensor, ids: list[int], num_best: list[int]) -> list[TokenLogprobs]:
     """For each row of `logits` [n, vocab_size] its num_best best tokens and its given one."""
     logprobs = logits.log_softmax(dim=-1)
-    # Stable: of equal ones the lower id comes first.
-    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
-    # Read in three pieces: a GPU is waited for each time.
-    most = max(num_best, default=0)
-    best_ids, best = order[:, :most].tolist(), ordered[:, :most].tolist()
-    given = logprobs.gather(1, to_device(ids, logits.device)[:, None]).flatten().tolist()
-    rows = zip(best_ids, best, num_best, ids, given, strict=True)
+    best = best_ids(logprobs, max(num_best, default=0))
+    places = torch.cat((best, to_device(ids, logits.device)[:, None]), dim=1)
+    rows = zip(places.tolist(), logprobs.gather(1, places).tolist(), num_best, strict=True)
     # The given token is last, unless it is among the best.
-    return [dict(zip(i[:n], b[:n], strict=True)) | {own: value} for i, b, n, own, value in rows]
+    return [dict(zip((*i[:n], i[-1]), (*p[:n], p[-1]), strict=True)) for i, p, n in rows]

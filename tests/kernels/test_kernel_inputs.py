@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kernels import reference
@@ -166,6 +166,48 @@ def test_only_a_batch_of_the_same_shape_can_be_copied_in():
     static = PagedBatch.from_host(tables, [(0, 2), (2, 4)], **POOL)
     with pytest.raises(KernelInputError, match="the longest query has 3 tokens"):
         static.copy_from(PagedBatch.from_host(tables, [(0, 3), (3, 4)], **POOL))
+
+
+def test_the_decodes_of_a_mixed_batch_are_a_batch_of_their_own():
+    tables = [[7, 2], [5], [3, 1], [6]]
+    ranges = [(5, 6), (2, 3), (4, 7), (0, 1)]
+    batch = PagedBatch.from_host(tables, ranges, **POOL)
+    (rows, decodes), (other_rows, others) = batch.parts()
+    assert (rows, other_rows) == (slice(2), slice(2, None))
+    assert decodes.query_starts.tolist() == [0, 1, 2]
+    assert decodes.context_lens.tolist() == [6, 3]
+    assert decodes.block_tables.tolist() == [[7, 2], [5, 0]]
+    assert (decodes.num_sequences, decodes.num_tokens, decodes.max_query_len) == (2, 2, 1)
+    # The last one has one token, too, and stays where it is.
+    assert others.query_starts.tolist() == [0, 3, 4]
+    assert others.context_lens.tolist() == [7, 1]
+    assert others.block_tables.tolist() == [[3, 1], [6, 0]]
+    assert (others.num_sequences, others.num_tokens, others.max_query_len) == (2, 4, 3)
+    assert others.query_starts.data_ptr() % 16 == others.context_lens.data_ptr() % 16 == 0
+    assert batch.query_starts.tolist() == [0, 1, 2, 5, 6]  # as it was
+
+
+@pytest.mark.parametrize("ranges", [[(5, 6), (2, 3)], [(0, 6), (2, 3)], [(0, 6), (0, 3)]])
+def test_a_batch_of_one_kind_is_not_taken_apart(ranges):
+    batch = PagedBatch.from_host([[7, 2], [5]], ranges, **POOL)
+    ((rows, part),) = batch.parts()
+    assert rows == slice(None)
+    assert part is batch
+
+
+@settings(deadline=None)  # the first call is slow
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), min_size=1, max_size=5))
+def test_attention_to_the_parts_is_attention_to_the_whole(drawn):
+    ranges = [(start, start + rows) for start, rows in sorted(drawn, key=lambda pair: pair[1])]
+    tables = [[4 * index + block for block in range(3)] for index in range(len(ranges))]
+    batch = PagedBatch.from_host(tables, ranges, num_blocks=20, block_size=4)
+    generator = torch.Generator().manual_seed(0)
+    key, value = torch.randn(2, 20, 4, 1, 8, generator=generator)
+    query = torch.randn(batch.num_tokens, 2, 8, generator=generator)
+    parts = [reference.paged_attention(query[at], key, value, part) for at, part in batch.parts()]
+    torch.testing.assert_close(
+        torch.cat(parts), reference.paged_attention(query, key, value, batch)
+    )
 
 
 def test_the_reference_equals_attention_over_contiguous_keys():

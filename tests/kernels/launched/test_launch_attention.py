@@ -1,5 +1,7 @@
 """paged_attention and split_attention against the reference in float64."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -21,6 +23,7 @@ from kernels.batch import PagedBatch
 from kernels.launch import Tile
 from kernels.paged_attention import paged_attention
 from kernels.split_attention import split_attention
+from kernels.step_attention import TritonAttention
 
 # Small tiles meet many edges in a short sequence.
 TILES = (Tile(16, 16, 4, 2), Tile(32, 16, 4, 2), Tile(16, 32, 4, 2), Tile(64, 32, 4, 2))
@@ -42,6 +45,28 @@ def test_any_mixed_batch_equals_the_reference(plan, tile):
 @given(plans(dtypes=DTYPES_WITH_DOT))
 def test_any_mixed_batch_equals_the_reference_with_the_default_tile(plan):
     check_attention(plan, attention)
+
+
+@launching
+@given(plans(dtypes=DTYPES_WITH_DOT))
+def test_a_steps_decodes_and_the_rest_each_by_a_kernel_of_their_own_equal_the_reference(plan):
+    # As a scheduler puts them: who computes one token first.
+    pairs = sorted(
+        zip(plan.block_tables, plan.ranges, strict=True), key=lambda pair: num_rows(pair[1]) > 1
+    )
+    plan.block_tables, plan.ranges = map(list, zip(*pairs, strict=True))
+
+    def launch(query, key_cache, value_cache, batch, out):
+        step = TritonAttention.of(batch)
+        with mock.patch("kernels.step_attention.torch.empty_like", return_value=out):
+            assert step.attend(query, (key_cache, value_cache)) is out
+
+    check_attention(plan, launch)
+
+
+def num_rows(span):
+    start, end = span
+    return end - start
 
 
 @launching

@@ -201,8 +201,8 @@ MUTANTS = {
     "keys are turned the other way": (
         rotary,
         check_rotary,
-        "tl.store(key_cache + cached, first * cos - second * sin",
-        "tl.store(key_cache + cached, first * cos + second * sin",
+        "tl.store(key_cache + cached, first_key * cos - second_key * sin",
+        "tl.store(key_cache + cached, first_key * cos + second_key * sin",
     ),
     "keys are normalised by the queries' weights": (
         rotary,
