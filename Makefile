@@ -50,8 +50,10 @@ bench-peers: $(READY)  ## compare with vLLM's CPU build and transformers (instal
 	@TORCH_INDEX="$(TORCH_INDEX)" $(PY) -m benchmarks.peers --json build/peers.json
 
 PART ?= tests
+# The folder for its figures.
+OUT ?= build
 gpu:  ## on a machine with a GPU and PyTorch: make gpu PYTHON=python3 PART=tests|align|bench|tune
-	@$(PYTHON) -m benchmarks.gpu $(PART)
+	@$(PYTHON) -m benchmarks.gpu $(PART) --out "$(OUT)/gpu-$(PART).json"
 
 book: $(READY) generated  ## build the book strictly into site/
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

@@ -58,6 +58,11 @@ def launching_nothing() -> Iterator[Counter[str]]:
         yield launched
 
 
+def compute(runner: ModelRunner, sequence: ScheduledSequence) -> None:
+    """All of a step that is launched before a token is chosen."""
+    runner._decoder.logits(runner._compute([sequence]))
+
+
 def seconds_a_step(folder: Path, num_steps: int) -> tuple[list[float], Counter[str]]:
     """Of each step, and how many launches of each kernel one step has."""
     num_tokens = CACHED + REST
@@ -67,11 +72,11 @@ def seconds_a_step(folder: Path, num_steps: int) -> tuple[list[float], Counter[s
     with launching_nothing() as launched, torch.inference_mode():
         runner = ModelRunner(EngineConfig(model=str(folder), device="cpu"))
         runner.init_kv(len(table), BLOCK_SIZE)
-        runner._compute([sequence])
+        compute(runner, sequence)
         launched.clear()
         for _ in range(num_steps):
             started = perf_counter()
-            runner._compute([sequence])
+            compute(runner, sequence)
             seconds.append(perf_counter() - started)
     return seconds, Counter({name: count // num_steps for name, count in launched.items()})
 

@@ -49,7 +49,7 @@ SHARED_LIMITS = {target: shared_memory(int(target[3:])) for target in CUDA_TARGE
 SHARED_LIMITS["gfx942"] = 64 * 1024
 TARGETS = tuple(SHARED_LIMITS)
 # The kernels that read blocks, and those that only know rows.
-PAGED = ("prefill", "decode", "split")
+PAGED = ("prefill", "decode", "split", "split_prefill")
 NORMED_ROTARY = "normed_rotary_store_kv"
 """rotary_store_kv for a model that normalises its heads first."""
 PLAIN = (
@@ -80,7 +80,10 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one case; `problem` says why nothing did."""
+    """What came of one case; `problem` says why nothing did.
+
+    All of them are in the JSON; the printed table leaves out late_loads, which are to be 0.
+    """
 
     kernel: str
     target: str
@@ -94,6 +97,7 @@ class Row:
     programs: int = 0
     products: str = ""
     copies: str = ""
+    late_loads: int = 0
     seconds: float = 0.0
     problem: str = ""
 
@@ -157,14 +161,17 @@ def _launch_of_attention(case: Case, tile: Tile | None) -> Launch:
 
     from kernels.launch import padded_head_dim
     from kernels.paged_attention import attention_tile, paged_attention_kernel
-    from kernels.split_attention import split_attention_kernel
+    from kernels.split_attention import split_attention_kernel, split_tile
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.dtype]
-    num_rows = 4096 if case.kernel == "prefill" else GROUP_SIZE
+    is_prompt = case.kernel in ("prefill", "split_prefill")
+    num_rows = 4096 if is_prompt else GROUP_SIZE
     # AMD has no number of its own in the launchers; it is shown what an A100 would get.
     capability = int(case.target[3:]) if case.target.startswith("sm_") else 80
-    tile = tile or attention_tile(case.head_dim, dtype, num_rows, capability)
+    choose = split_tile if case.kernel.startswith("split") else attention_tile
+    tile = tile or choose(case.head_dim, dtype, num_rows, capability)
     constants = {
+        "SINGLES": not is_prompt,
         "HEAD_DIM": case.head_dim,
         "BLOCK_SIZE": case.block_size,
         "BLOCK_M": tile.block_m,
@@ -172,7 +179,7 @@ def _launch_of_attention(case: Case, tile: Tile | None) -> Launch:
         "BLOCK_D": padded_head_dim(case.head_dim),
     }
     kernel = paged_attention_kernel
-    if case.kernel == "split":
+    if case.kernel.startswith("split"):
         kernel = split_attention_kernel
         constants["NUM_SPLITS"] = NUM_SPLITS
     return Launch(kernel, constants, tile.num_warps, tile.num_stages, str(tile))
@@ -254,6 +261,7 @@ def compile_case(case: Case, tile: Tile | None = None) -> Row:
         programs=programs_side_by_side(case.target, registers, launch.num_warps, shared),
         products=products_of(ptx),
         copies=copies_of(ptx),
+        late_loads=late_loads_of(ptx),
     )
 
 
@@ -290,6 +298,11 @@ def products_of(ptx: str) -> str:
     """The instruction that multiplies tiles, "wgmma" (from shared memory) or "mma"; or nothing."""
     names = {"wgmma.mma_async": "wgmma", "mma.sync": "mma"}
     return " ".join(name for instruction, name in names.items() if instruction in ptx)
+
+
+def late_loads_of(ptx: str) -> int:
+    """Reads of memory behind the first write. No compiler moves them before it, so each waits."""
+    return ptx.partition("st.global")[2].count("ld.global")
 
 
 def copies_of(ptx: str) -> str:

@@ -51,7 +51,7 @@ def why_no_interpreter() -> str | None:
 
 
 def _why_not_on(gpu: torch.device) -> str | None:
-    # Older ones compile, but copy nothing in the background: all that is in flight is spilled.
+    # Older ones compile, but use no tensor cores, and the tiles of a prompt spill or do not fit.
     from kernels.launch import capability
 
     found = capability(gpu)

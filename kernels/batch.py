@@ -37,6 +37,7 @@ class PagedBatch:
     num_blocks, block_size                             of the cache the tables point into
     max_query_len, max_context_len                     the longest of each, known without a GPU
     num_singles                                        how many sequences of one token lead it
+    longest_contexts                                   (of those, of the others); 0: there are none
 
     Block size 4; A prefills [0, 6) in blocks 7 and 2, B decodes [5, 6) in blocks 7 and 9:
 
@@ -56,6 +57,7 @@ class PagedBatch:
     max_query_len: int
     max_context_len: int
     num_singles: int
+    longest_contexts: tuple[int, int]
     packed: torch.Tensor
     """All five tensors in one allocation; they are views of it."""
 
@@ -93,6 +95,8 @@ class PagedBatch:
             )
         num_tokens = len(step.positions) + num_rows - num_real
         sections = _sections((num_rows + 1, num_rows, num_tokens, num_tokens, num_rows * width))
+        num_singles = int((np.append(step.query_lens, 2) > 1).argmax())
+        contexts = step.ends[:num_singles], step.ends[num_singles:]
         device = torch.device(device)
         # From pinned memory the copy runs beside whatever the device still computes.
         host = torch.zeros(sum(sections), dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -109,7 +113,8 @@ class PagedBatch:
             block_size=block_size,
             max_query_len=int(step.query_lens.max()),
             max_context_len=int(step.ends.max()),
-            num_singles=int((np.append(step.query_lens, 2) > 1).argmax()),
+            num_singles=num_singles,
+            longest_contexts=(int(contexts[0].max(initial=0)), int(contexts[1].max(initial=0))),
             packed=packed,
         )
 
@@ -133,11 +138,13 @@ class PagedBatch:
         if first == 0 or self.max_query_len == 1:
             return ((slice(None), self),)
         rows = slice(first), slice(first, None)
-        singles = replace(self, **self._of(rows[0]), max_query_len=1)
+        longest, others_longest = self.longest_contexts
+        singles = replace(self, **self._of(rows[0]), max_query_len=1, max_context_len=longest)
         # Fresh tensors: a kernel is compiled anew for a pointer that is not aligned.
         others = {name: tensor.clone() for name, tensor in self._of(rows[1]).items()}
         others["query_starts"] -= first
-        return (rows[0], singles), (rows[1], replace(self, **others, num_singles=0))
+        rest = replace(self, **others, num_singles=0, max_context_len=others_longest)
+        return (rows[0], singles), (rows[1], rest)
 
     def _of(self, which: slice) -> dict[str, Any]:
         """The tensors of some sequences, up to which each has one token, or from there on."""

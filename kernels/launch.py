@@ -22,7 +22,8 @@ class Tile(NamedTuple):
     block_m      query rows: (token, head) pairs
     block_n      keys of one step of the loop
     num_warps    groups of 32 threads that share the program
-    num_stages   loop steps whose loads are in flight at once
+    num_stages   how many loop steps ahead loads are started: 5 keep two steps' keys under way,
+                 since the block ids that say where they lie come first
     """
 
     block_m: int
@@ -41,7 +42,7 @@ def next_power_of_two(number: int) -> int:
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Columns of a tile that holds heads; 16 is the least a matrix product of tiles takes."""
+    """Columns of a tile that holds heads; a product of tiles sums over 16 at least."""
     return next_power_of_two(max(head_dim, 16))
 
 

@@ -71,8 +71,10 @@ def attend(
         if MASKED:
             scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
-        shrink = tl.exp2(row_max - new_max)
-        weights = tl.exp2(scores * scale - new_max[:, None])
+        # A row that has seen no key yet has no maximum, and -inf - -inf is NaN.
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED else new_max
+        shrink = tl.exp2(row_max - shift)
+        weights = tl.exp2(scores * scale - shift[:, None])
         row_sum = row_sum * shrink + tl.sum(weights, 1)
         row_max = new_max
 
@@ -81,6 +83,39 @@ def attend(
             weights.to(value.dtype), value, accumulator * shrink[:, None], input_precision="ieee"
         )
     return row_max, row_sum, accumulator
+
+
+@triton.jit
+def find_tile(
+    tile: int,
+    query_starts: tl.tensor,
+    num_sequences: int,
+    group_size: int,
+    SINGLES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """(sequence, its first token row, how many it has, the tile's first row in it).
+
+    Where each sequence has one token (SINGLES), tile i is sequence i. Otherwise the rows of all
+    sequences together fill at most rows // BLOCK_M + num_sequences tiles: sequence i owns those
+    from query_starts[i] * group_size // BLOCK_M + i on. The grid depends on no single length,
+    and a tile finds its sequence by counting. A tile that is one too many finds a first row
+    that its sequence does not have.
+    """
+    if SINGLES:
+        sequence, query_start, query_len, first_row = tile, tile, 1, 0
+    else:
+        sequence = -1
+        for first in range(0, num_sequences, 128):
+            candidates = first + tl.arange(0, 128)
+            exists = candidates < num_sequences
+            starts = tl.load(query_starts + candidates, mask=exists, other=0)
+            owned_before = (starts * group_size // BLOCK_M + candidates <= tile) & exists
+            sequence += tl.sum(owned_before.to(tl.int32), 0)
+        query_start = tl.load(query_starts + sequence)
+        query_len = tl.load(query_starts + sequence + 1) - query_start
+        first_row = (tile - query_start * group_size // BLOCK_M - sequence) * BLOCK_M
+    return sequence, query_start, query_len, first_row
 
 
 # The two counts change from step to step: compile once, not again for 1 or for multiples of 16.
@@ -99,6 +134,7 @@ def paged_attention_kernel(
     max_blocks: int,
     num_kv_heads: int,
     group_size: int,
+    SINGLES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -112,27 +148,14 @@ def paged_attention_kernel(
 
         row      0      1      2      3      4      5      6      7      8
                t0 h0  t0 h1  t0 h2  t1 h0  t1 h1  t1 h2  t2 h0  t2 h1  t2 h2
-
-    The rows of all sequences together fill at most rows // BLOCK_M + num_sequences tiles:
-    sequence i owns those from query_starts[i] * group_size // BLOCK_M + i on. The grid
-    depends on no single length, and a tile finds its sequence by counting.
     """
     # Side by side run the heads of one tile, whose keys lie side by side. The last tiles see the
     # most keys: started first, they do not run on alone at the end.
     kv_head = tl.program_id(0) % num_kv_heads
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // num_kv_heads
-
-    sequence = -1
-    for first in range(0, num_sequences, 128):
-        candidates = first + tl.arange(0, 128)
-        exists = candidates < num_sequences
-        starts = tl.load(query_starts + candidates, mask=exists, other=0)
-        owned_before = (starts * group_size // BLOCK_M + candidates <= tile) & exists
-        sequence += tl.sum(owned_before.to(tl.int32), 0)
-
-    query_start = tl.load(query_starts + sequence)
-    query_len = tl.load(query_starts + sequence + 1) - query_start
-    first_row = (tile - query_start * group_size // BLOCK_M - sequence) * BLOCK_M
+    sequence, query_start, query_len, first_row = find_tile(
+        tile, query_starts, num_sequences, group_size, SINGLES, BLOCK_M
+    )
     if first_row >= query_len * group_size:
         return
 
@@ -207,8 +230,18 @@ def attention_tile(head_dim: int, dtype: torch.dtype, num_rows: int, capability:
         return Tile(64, 32, 8, 3 if shared_memory(capability) < 128 * 1024 else 5)
     if head_dim <= 64:
         return Tile(128, 64, 8, 5)
-    # Hopper's products read keys from shared memory: a wider step costs no registers.
+    # Hopper's products read keys from shared memory: a wider step finds room.
     return Tile(128, 64 if 90 <= capability < 120 else 32, 8, 5)
+
+
+def count_tiles(batch: PagedBatch, group_size: int, tile: Tile) -> int:
+    """How many tiles of rows a launch has for each KV head; a few may find no row, see find_tile.
+
+    Where each sequence has one token, one tile each is enough.
+    """
+    if batch.max_query_len == 1:
+        return batch.num_sequences
+    return batch.num_tokens * group_size // tile.block_m + batch.num_sequences
 
 
 def paged_attention(
@@ -242,7 +275,7 @@ def paged_attention(
     tile = tile or attention_tile(
         head_dim, query.dtype, batch.max_query_len * group_size, capability(query.device)
     )
-    num_tiles = batch.num_tokens * group_size // tile.block_m + batch.num_sequences
+    num_tiles = count_tiles(batch, group_size, tile)
     paged_attention_kernel[(num_tiles * num_kv_heads,)](
         out,
         query,
@@ -257,6 +290,7 @@ def paged_attention(
         batch.block_tables.shape[1],
         num_kv_heads,
         group_size,
+        SINGLES=batch.max_query_len == 1,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=batch.block_size,
         BLOCK_M=tile.block_m,

@@ -60,8 +60,8 @@ def add_rms_norm_kernel(
     at = token * SIZE + columns
     row = tl.load(hidden + at, mask=inside, other=0.0).to(tl.float32)
     row += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(weight + columns, mask=inside, other=0.0)  # not behind a store, see rotary.py
     tl.store(residual_output + at, row, mask=inside)
-    scale = tl.load(weight + columns, mask=inside, other=0.0)
     tl.store(output + at, normalise(row, scale, epsilon, SIZE), mask=inside)
 
 

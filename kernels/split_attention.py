@@ -1,16 +1,18 @@
 # mypy: disable-error-code="untyped-decorator"
 # (triton ships no types)
-"""Decode attention for few sequences with long contexts: the context is split among programs.
+"""Attention of few rows over long contexts: the context is split among programs.
 
-One program a sequence and KV head leaves most of a GPU idle when there are few of them. Here
-several programs each attend to a part of the context, and a second kernel merges what they found
-(Flash-Decoding, Dao et al. 2023). A part's result is its output and the logarithm of its sum
-of weights, and that is enough: softmax over all is the parts' outputs weighted by their sums.
+One program a tile of rows and KV head leaves most of a GPU idle when there are few of them: a
+decode of few sequences, or the rest of a prompt behind a long cached prefix. Here several programs
+each attend to a part of the context, and a second kernel merges what they found (Flash-Decoding,
+Dao et al. 2023). A part's result is its output and the logarithm of its sum of weights, and that
+is enough: softmax over all is the parts' outputs weighted by their sums.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,13 +21,40 @@ import triton.language as tl
 from kernels.batch import PagedBatch
 from kernels.errors import KernelInputError
 from kernels.launch import Tile, capability, next_power_of_two, padded_head_dim
-from kernels.paged_attention import attend, attention_tile, check_attention
+from kernels.paged_attention import attend, attention_tile, check_attention, count_tiles, find_tile
 
-MIN_KEYS_PER_SPLIT = 256
 MAX_SPLITS = 64
 
 
-@triton.jit(do_not_specialize=["max_blocks"])
+class Parts(NamedTuple):
+    """What parts a kind of tile is worth.
+
+    least_keys  of a part: with fewer, merging would cost more than it saves
+    room        programs that run side by side on one multiprocessor, see kernel_table
+    """
+
+    least_keys: int
+    room: int
+
+
+SHORT = Parts(256, 4)
+"""Tiles of 16 rows: decodes."""
+
+TALL = Parts(512, 2)
+"""Tiles of a prompt: the more rows, the more there is to merge."""
+
+
+def split_tile(head_dim: int, dtype: torch.dtype, num_rows: int, capability: int) -> Tile:
+    """The program's shape, see attention_tile; a prompt's is half as tall.
+
+    Parts are stored in float32, whose addresses take registers; and few rows are not to wait for
+    one program.
+    """
+    tile = attention_tile(head_dim, dtype, num_rows, capability)
+    return tile if tile.block_m <= 64 else Tile(64, 64, 8, 5)
+
+
+@triton.jit(do_not_specialize=["num_sequences", "max_blocks"])
 def split_attention_kernel(
     partial_outputs: tl.tensor,
     partial_sums: tl.tensor,
@@ -33,12 +62,15 @@ def split_attention_kernel(
     key_cache: tl.tensor,
     value_cache: tl.tensor,
     block_tables: tl.tensor,
+    query_starts: tl.tensor,
     context_lens: tl.tensor,
     scale: float,
     query_stride: int,
+    num_sequences: int,
     max_blocks: int,
     num_kv_heads: int,
     group_size: int,
+    SINGLES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
@@ -46,32 +78,41 @@ def split_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
-    """One program: one sequence's query token, one KV head with its group, one part of the keys.
+    """One program: the rows of paged_attention_kernel's, and one part of the keys they see.
 
-    partial_outputs  [num_sequences, num_heads, NUM_SPLITS, head_dim] float32, divided by the sum
-    partial_sums     [num_sequences, num_heads, NUM_SPLITS] float32, log2 of the sum of weights;
-                     -inf for a part without keys, which a short context leaves
+    partial_outputs  [num_tokens, num_heads, NUM_SPLITS, head_dim] float32, divided by the sum
+    partial_sums     [num_tokens, num_heads, NUM_SPLITS] float32, log2 of the sum of weights;
+                     -inf for a part of which a row sees no key
     """
     # Side by side run the heads of one part, whose keys lie side by side.
     kv_head = tl.program_id(0) % num_kv_heads
-    sequence = (tl.program_id(0) // num_kv_heads).to(tl.int64)
+    tile = tl.program_id(0) // num_kv_heads
     split = tl.program_id(1)
+    sequence, query_start, query_len, first_row = find_tile(
+        tile, query_starts, num_sequences, group_size, SINGLES, BLOCK_M
+    )
+    if first_row >= query_len * group_size:
+        return
 
-    # Equal parts, each a whole number of tiles, from this sequence's own length.
-    context_len = tl.load(context_lens + sequence)
-    part = tl.cdiv(tl.cdiv(context_len, NUM_SPLITS), BLOCK_N) * BLOCK_N
-    first_key = min(split * part, context_len)
-    end_key = min(first_key + part, context_len)
-
-    rows = tl.arange(0, BLOCK_M)
+    rows = first_row + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
-    heads = kv_head * group_size + rows
-    inside = (rows < group_size)[:, None] & (dims < HEAD_DIM)[None, :]
-    query_offsets = sequence * query_stride + heads[:, None] * HEAD_DIM + dims[None, :]
+    tokens = (query_start + rows // group_size).to(tl.int64)
+    heads = kv_head * group_size + rows % group_size
+    has_row = rows < query_len * group_size
+    inside = has_row[:, None] & (dims < HEAD_DIM)[None, :]
+    query_offsets = tokens[:, None] * query_stride + heads[:, None] * HEAD_DIM + dims[None, :]
     query_tile = tl.load(query + query_offsets, mask=inside, other=0.0)
-    positions = tl.zeros([BLOCK_M], tl.int32) + context_len - 1
 
-    block_table = block_tables + sequence * max_blocks
+    # Equal parts of the keys that the tile's last row sees, each a whole number of steps.
+    context_len = tl.load(context_lens + sequence)
+    start = context_len - query_len
+    positions = start + rows // group_size
+    num_keys = min(context_len, start + (first_row + BLOCK_M - 1) // group_size + 1)
+    part = tl.cdiv(tl.cdiv(num_keys, NUM_SPLITS), BLOCK_N) * BLOCK_N
+    first_key = min(split * part, num_keys)
+    end_key = min(first_key + part, num_keys)
+
+    block_table = block_tables + tl.cast(sequence, tl.int64) * max_blocks
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -95,11 +136,16 @@ def split_attention_kernel(
         BLOCK_N=BLOCK_N,
         BLOCK_D=BLOCK_D,
     )
-    row = (sequence * num_kv_heads * group_size + heads) * NUM_SPLITS + split
-    tl.store(partial_sums + row, row_max + tl.log2(row_sum), mask=rows < group_size)
+    # From the tile's first token on 32 bits are enough, and addresses take half the registers.
+    first_token = query_start + first_row // group_size
+    above = (rows // group_size - first_row // group_size) * num_kv_heads * group_size
+    num_before = tl.cast(first_token, tl.int64) * num_kv_heads * group_size * NUM_SPLITS + split
+    row = (above + heads) * NUM_SPLITS
+    tl.store(partial_sums + num_before + row, row_max + tl.log2(row_sum), mask=has_row)
     row_sum = tl.where(row_sum == 0, 1.0, row_sum)
+    first = partial_outputs + num_before * HEAD_DIM
     output_offsets = row[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(partial_outputs + output_offsets, accumulator / row_sum[:, None], mask=inside)
+    tl.store(first + output_offsets, accumulator / row_sum[:, None], mask=inside)
 
 
 @triton.jit
@@ -111,7 +157,7 @@ def merge_splits_kernel(
     NUM_SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
-    """One program: one query head of one sequence; a weighted mean over its parts."""
+    """One program: one query head of one token; a weighted mean over its parts."""
     row = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, NUM_SPLITS)
     dims = tl.arange(0, BLOCK_D)
@@ -128,27 +174,35 @@ def merge_splits_kernel(
 
 
 def choose_num_splits(
-    num_sequences: int, num_kv_heads: int, max_context_len: int, num_multiprocessors: int
+    num_tiles: int,
+    num_kv_heads: int,
+    max_context_len: int,
+    num_multiprocessors: int,
+    parts: Parts = SHORT,
 ) -> int:
-    """Into how many parts to split the context; 1 means that splitting would not help.
+    """Into how many parts to split the contexts; 1 means that splitting would not help.
 
-    As many as give each multiprocessor two programs, but no part under 256 keys, where merging
-    would cost more than it saves. Rounded up to a power of two: each count is a compilation.
-    With 132 multiprocessors (H100) and 8 KV heads:
+    As many as the multiprocessors have room for, but no part under parts.least_keys. A power of
+    two: each count is a compilation. num_tiles counts tiles of rows; of decodes, one a sequence.
+
+    A recorded step is split for the longest context that may come: short ones have shorter parts.
+    With 132 multiprocessors (H100), 8 KV heads and decodes:
 
         sequences   context   programs unsplit   splits
-                1     4,096                  8       16   (two a multiprocessor ask for 64,
+                1     4,096                  8       16   (528 / 8 = 66 would have room, but
                 1    32,768                  8       64    256 keys a part allow 16 and 128)
                 8     4,096                 64        8
                64     4,096                512        1
                 8       200                 64        1
+
+    The last 64 tokens of a prompt behind 4,096 others, 2 heads each: 3 tiles and 8 splits.
     """
-    wanted = 2 * num_multiprocessors / (num_sequences * num_kv_heads)
-    allowed = max_context_len // MIN_KEYS_PER_SPLIT
-    splits = min(next_power_of_two(max(math.ceil(wanted), 1)), MAX_SPLITS)
-    while splits > max(allowed, 1):
-        splits //= 2
-    return splits
+    most = min(
+        parts.room * num_multiprocessors // (num_tiles * num_kv_heads),
+        max_context_len // parts.least_keys,
+        MAX_SPLITS,
+    )
+    return 1 << (max(most, 1).bit_length() - 1)
 
 
 def split_attention(
@@ -162,39 +216,41 @@ def split_attention(
     out: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """What paged_attention computes, for a batch of single query tokens, in num_splits parts.
+    """What paged_attention computes, each context in num_splits parts.
 
-    Shapes, strides and dtypes are those of paged_attention; batch.max_query_len must be 1 and
-    num_splits a power of two up to 64. Parts are kept in float32. Raises KernelInputError.
+    Shapes, strides and dtypes are those of paged_attention; num_splits is a power of two up to
+    64. Parts are kept in float32. Raises KernelInputError.
     """
     scale, out, group_size = check_attention(query, key_cache, value_cache, batch, scale, out)
-    if batch.max_query_len != 1:
-        raise KernelInputError(
-            f"the longest query has {batch.max_query_len} tokens; split_attention takes single ones"
-        )
     if not (1 <= num_splits <= MAX_SPLITS and num_splits == next_power_of_two(num_splits)):
         raise KernelInputError(
             f"num_splits is {num_splits}; it must be a power of two from 1 to {MAX_SPLITS}"
         )
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = key_cache.shape[2]
-    tile = tile or attention_tile(head_dim, query.dtype, group_size, capability(query.device))
-    shape = (batch.num_sequences, num_heads, num_splits)
+    tile = tile or split_tile(
+        head_dim, query.dtype, batch.max_query_len * group_size, capability(query.device)
+    )
+    num_tiles = count_tiles(batch, group_size, tile)
+    shape = (batch.num_tokens, num_heads, num_splits)
     partial_outputs = query.new_empty((*shape, head_dim), dtype=torch.float32)
     partial_sums = query.new_empty(shape, dtype=torch.float32)
-    split_attention_kernel[(batch.num_sequences * num_kv_heads, num_splits)](
+    split_attention_kernel[(num_tiles * num_kv_heads, num_splits)](
         partial_outputs,
         partial_sums,
         query,
         key_cache,
         value_cache,
         batch.block_tables,
+        batch.query_starts,
         batch.context_lens,
         scale * math.log2(math.e),
         query.stride(0),
+        batch.num_sequences,
         batch.block_tables.shape[1],
         num_kv_heads,
         group_size,
+        SINGLES=batch.max_query_len == 1,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=batch.block_size,
         NUM_SPLITS=num_splits,
@@ -204,7 +260,7 @@ def split_attention(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    merge_splits_kernel[(batch.num_sequences * num_heads,)](
+    merge_splits_kernel[(batch.num_tokens * num_heads,)](
         out,
         partial_outputs,
         partial_sums,

@@ -112,10 +112,11 @@ def test_every_launch_of_an_unrecorded_step_is_counted(monkeypatch, capsys):
     _, setting, *rows, total, time = capsys.readouterr().out.splitlines()
     assert setting == "2 layers, 32 tokens behind 4,096 cached ones"
     counts = {name: int(count) for count, name in map(str.split, rows)}
-    # Two norms a layer; those of query and key are part of the rotation, the last of the head.
+    # Two norms a layer, and one before the head; those of query and key are part of the rotation.
     assert counts == {
         "add_rms_norm_kernel": 4,
         "paged_attention_kernel": 2,
+        "rms_norm_kernel": 1,
         "rotary_store_kv_kernel": 2,
         "silu_and_mul_kernel": 2,
     }

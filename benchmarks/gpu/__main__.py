@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -34,9 +35,8 @@ def missing_here(part: str) -> str | None:
     return None
 
 
-def run_part(part: str, device: torch.device) -> Report:
+def run_part(part: str, device: torch.device, report: Report) -> None:
     """Run it; what it needs is imported only now."""
-    report = Report(part)
     if part == "tests":
         from benchmarks.gpu.launched_tests import run_launched_tests
 
@@ -53,7 +53,36 @@ def run_part(part: str, device: torch.device) -> Report:
         from benchmarks.gpu.bench import bench
 
         bench(device, report)
+
+
+def run_and_keep(part: str, out: Path) -> Report:
+    """Run the part; its file is there from the start, and new with each finding."""
+    report, card, started = Report(part), torch.cuda.get_device_name(), time.monotonic()
+
+    def write() -> None:
+        report.write(out, card, time.monotonic() - started)
+
+    def keep() -> None:
+        with suppress(OSError):  # the disk is full, say: no reason to stop measuring
+            write()
+
+    write()  # where nothing can be written nothing need be measured
+    report.keep = keep
+    try:
+        with report.attempt(part):
+            run_part(part, torch.device("cuda"), report)
+        report.finished = True
+    finally:
+        print_report(report, card)
+        write()
     return report
+
+
+def print_report(report: Report, card: str) -> None:
+    """The table, then notes and problems."""
+    print(f"\n{card}\n\n{markdown_table(report.figures)}\n")
+    for line in (*report.notes, *(f"PROBLEM: {problem}" for problem in report.problems)):
+        print(line, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,14 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"benchmarks.gpu {options.part}: {missing}", file=sys.stderr)
         return CANNOT_RUN
     os.environ["HF_HUB_OFFLINE"] = "1"
-    started = time.monotonic()
-    report = run_part(options.part, torch.device("cuda"))
     out = options.out or Path("build", f"gpu-{options.part}.json")
-    card = torch.cuda.get_device_name()
-    report.write(out, card, time.monotonic() - started)
-    print(f"{card}\n\n{markdown_table(report.figures)}\n")
-    for line in (*report.notes, *(f"PROBLEM: {problem}" for problem in report.problems)):
-        print(line)
+    report = run_and_keep(options.part, out)
     print(f"figures: {out}")
     return 1 if report.problems else 0
 

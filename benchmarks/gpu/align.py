@@ -1,14 +1,17 @@
 """The engine on the card beside transformers on the card, logit for logit.
 
 Two right programs round differently, so in half precision tokens may differ where the two best
-logits lie closer together than rounding reaches. The rule: transformers' own error is its largest
-distance from its float32 logits on the same tokens. The engine's error must stay within twice
-that, and its token must be transformers' wherever the gap between the two best logits exceeds it.
+logits lie closer together than rounding reaches. The rule: an error is a distance from
+transformers' float32 logits on the same tokens. The engine's error must stay within twice
+transformers' own, both as the root mean square over all logits; the largest of them says little,
+two right programs differ in it by more than twice now and then. And the engine's token must be
+transformers' wherever the gap between the two best logits exceeds transformers' largest error.
 In float32, with TF32 off on both sides, every token must be the same.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 import time
@@ -18,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.gpu.recordings import check_recordings
 from benchmarks.gpu.report import Figure, Report
 from minivllm import EngineConfig, LLMEngine, SamplingParams
 from minivllm.config import DEFAULT_MODEL
@@ -58,15 +62,22 @@ class Run(NamedTuple):
     num_cached_tokens: int
 
 
-class Verdict(NamedTuple):
-    """The engine beside transformers; errors are the largest distances from float32 logits.
+class Errors(NamedTuple):
+    """Distances from the float32 logits: the largest, and the root mean square over all."""
 
-    num_decided  tokens whose two best logits lie further apart than transformers' error
+    largest: float
+    root_mean_square: float
+
+
+class Verdict(NamedTuple):
+    """The engine beside transformers.
+
+    num_decided  tokens whose two best logits lie further apart than transformers' largest error
     num_wrong    those of them at which the engine chose another token
     """
 
-    our_error: float
-    their_error: float
+    ours: Errors
+    theirs: Errors
     num_decided: int
     num_wrong: int
 
@@ -75,16 +86,22 @@ def judge(
     token_ids: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor
 ) -> Verdict:
     """token_ids [n] the engine chose; its, transformers' and float32's logits [n, vocab_size]."""
-    their_error = (theirs - exact).abs().max()
+    their_errors = errors(theirs, exact)
     best = theirs.topk(2).values
-    is_decided = best[:, 0] - best[:, 1] > their_error
+    is_decided = best[:, 0] - best[:, 1] > their_errors.largest
     is_wrong = is_decided & (token_ids != theirs.argmax(dim=-1))
     return Verdict(
-        our_error=float((ours - exact).abs().max()),
-        their_error=float(their_error),
+        ours=errors(ours, exact),
+        theirs=their_errors,
         num_decided=int(is_decided.sum()),
         num_wrong=int(is_wrong.sum()),
     )
+
+
+def errors(logits: torch.Tensor, exact: torch.Tensor) -> Errors:
+    """NaN if there is one among them."""
+    apart = logits - exact
+    return Errors(float(apart.abs().max()), float(apart.square().mean().sqrt()))
 
 
 def run_engine(engine: LLMEngine, prompts: Sequence[list[int]], num_tokens: int) -> list[Run]:
@@ -136,18 +153,31 @@ def align_model(
     """Every dtype, with a cold prefix cache and then a warm one; into the report."""
     exact = load_transformers(folder, "float32", device)
     for dtype in dtypes:
-        theirs = exact if dtype == "float32" else load_transformers(folder, dtype, device)
-        engine = LLMEngine(
-            EngineConfig(
-                model=str(folder), device=device.type, dtype=dtype, num_kv_blocks=NUM_KV_BLOCKS
+        with report.attempt(f"{name}, {dtype}"):
+            theirs = exact if dtype == "float32" else load_transformers(folder, dtype, device)
+            engine = LLMEngine(
+                EngineConfig(
+                    model=str(folder), device=device.type, dtype=dtype, num_kv_blocks=NUM_KV_BLOCKS
+                )
             )
-        )
-        for temperature in ("cold", "warm"):
-            setting = f"{name}, {dtype}, {temperature}"
-            runs = run_engine(engine, prompts, NUM_TOKENS)
-            if (temperature == "warm") != any(run.num_cached_tokens for run in runs):
-                report.problems.append(f"{setting}: the prefix cache did not do its part")
-            _compare(setting, runs, theirs, exact, report)
+            _align_engine(f"{name}, {dtype}", engine, prompts, theirs, exact, report)
+
+
+def _align_engine(
+    name: str,
+    engine: LLMEngine,
+    prompts: Sequence[list[int]],
+    theirs: Any,
+    exact: Any,
+    report: Report,
+) -> None:
+    for temperature in ("cold", "warm"):
+        setting = f"{name}, {temperature}"
+        runs = run_engine(engine, prompts, NUM_TOKENS)
+        if (temperature == "warm") != any(run.num_cached_tokens for run in runs):
+            report.add_problem(f"{setting}: the prefix cache did not do its part")
+        check_recordings(engine, setting, report)
+        _compare(setting, runs, theirs, exact, report)
 
 
 def _compare(setting: str, runs: Sequence[Run], theirs: Any, exact: Any, report: Report) -> None:
@@ -156,18 +186,20 @@ def _compare(setting: str, runs: Sequence[Run], theirs: Any, exact: Any, report:
     true = torch.cat([teacher_forced(exact, run) for run in runs])
     same = true if theirs is exact else torch.cat([teacher_forced(theirs, run) for run in runs])
     verdict = judge(tokens, ours, same, true)
-    report.problems += [f"{setting}: {text}" for text in broken_promises(verdict)]
-    report.figures.append(
-        Figure(
-            "largest logit error",
-            setting,
-            "",
-            verdict.our_error,
-            "transformers",
-            verdict.their_error,
-            f"{verdict.num_decided} of {len(tokens)} tokens decided, {verdict.num_wrong} wrong",
-        )
-    )
+    report.add_all(figures_of(setting, verdict, len(tokens)))
+    for text in broken_promises(verdict):
+        report.add_problem(f"{setting}: {text}")
+
+
+def figures_of(setting: str, verdict: Verdict, num_tokens: int) -> Iterator[Figure]:
+    """Both errors beside transformers'; the largest is what tokens are decided by."""
+    ours, theirs = verdict.ours, verdict.theirs
+    decided = f"{verdict.num_decided} of {num_tokens} tokens decided, {verdict.num_wrong} wrong"
+    for measure, our_error, their_error, note in (
+        ("root mean square logit error", ours.root_mean_square, theirs.root_mean_square, ""),
+        ("largest logit error", ours.largest, theirs.largest, decided),
+    ):
+        yield Figure(measure, setting, "", our_error, "transformers", their_error, note)
 
 
 def broken_promises(verdict: Verdict) -> Iterator[str]:
@@ -177,11 +209,14 @@ def broken_promises(verdict: Verdict) -> Iterator[str]:
     """
     if verdict.num_wrong:
         yield f"{verdict.num_wrong} of {verdict.num_decided} decided tokens are not transformers'"
-    if verdict.their_error and verdict.our_error > 2 * verdict.their_error:
-        yield (
-            f"our largest error {verdict.our_error:.3g} is more than twice transformers'"
-            f" {verdict.their_error:.3g}"
-        )
+    if not verdict.num_decided:
+        yield "no token is decided: nothing says that the engine chooses as transformers does"
+    ours, theirs = verdict.ours.root_mean_square, verdict.theirs.root_mean_square
+    if not math.isfinite(ours):
+        yield f"our error is {ours}: not all logits are numbers"
+    # Their error may be NaN, and no comparison with NaN is true.
+    elif theirs != 0 and not ours <= 2 * theirs:
+        yield f"our error {ours:.3g} is more than twice transformers' {theirs:.3g}"
 
 
 def align(device: torch.device, report: Report) -> None:
@@ -193,18 +228,20 @@ def align(device: torch.device, report: Report) -> None:
     with tempfile.TemporaryDirectory() as name:
         for variant in VARIANTS:
             if time.monotonic() > deadline:
-                report.problems.append(f"{variant} was not compared: the time was over")
+                report.add_problem(f"{variant} was not compared: the time was over")
                 continue
-            folder = Path(name, variant)
-            vocab_size = save_model(variant, folder).config.vocab_size
-            align_model(variant, folder, _prompts(rng, vocab_size), device, report)
+            with report.attempt(variant):
+                folder = Path(name, variant)
+                vocab_size = save_model(variant, folder).config.vocab_size
+                align_model(variant, folder, _prompts(rng, vocab_size), device, report)
     default = cache_folder() / DEFAULT_MODEL
     if not (default / "config.json").is_file():
         report.notes.append(f"{DEFAULT_MODEL} is not at hand: only random models were compared")
     elif time.monotonic() > deadline:
-        report.problems.append(f"{DEFAULT_MODEL} was not compared: the time was over")
+        report.add_problem(f"{DEFAULT_MODEL} was not compared: the time was over")
     else:
-        align_model(DEFAULT_MODEL, default, _prompts(rng, 49_152), device, report)
+        with report.attempt(DEFAULT_MODEL):
+            align_model(DEFAULT_MODEL, default, _prompts(rng, 49_152), device, report)
 
 
 def _prompts(rng: random.Random, vocab_size: int) -> list[list[int]]:

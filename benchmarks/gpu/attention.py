@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.report import Figure
+from benchmarks.gpu.dense import Inputs, doubt
+from benchmarks.gpu.measured import Function, made_late
+from benchmarks.gpu.report import Figure, figure_of
 from benchmarks.gpu.timing import Timer
 from kernels.attention import attention
 from kernels.batch import PagedBatch
@@ -19,6 +21,10 @@ from kernels.batch import PagedBatch
 COPY_BYTES = 1 << 30
 MATMUL_SIZE = 8192
 BLOCK_SIZE = 16
+
+# The timer clears the cache by filling it. With fewer bytes to read, writing that back counts.
+SMALL_BYTES = 1 << 28
+SMALL = "small: includes writing back what cleared the cache"
 
 
 class Heads(NamedTuple):
@@ -33,16 +39,35 @@ QWEN3_06B = Heads(16, 8, 128)
 LLAMA3_8B = Heads(32, 8, 128)
 SMOLLM2 = Heads(9, 3, 64)
 
-# (heads, sequences, positions each); the first is the aim's.
+
+class Case(NamedTuple):
+    """A batch of equal sequences: how many, and how many positions each has."""
+
+    heads: Heads
+    num_sequences: int
+    length: int
+
+    @property
+    def setting(self) -> str:
+        """As the table names it."""
+        return f"{self.num_sequences} x {self.length:,} tokens, {name_of(self.heads)}"
+
+
+# The first is the aim's.
 DECODES = (
-    (LLAMA3_8B, 64, 4096),
-    (QWEN3_06B, 64, 4096),
-    (QWEN3_06B, 256, 1024),
-    (SMOLLM2, 64, 4096),
-    (LLAMA3_8B, 8, 4096),
-    (LLAMA3_8B, 1, 32768),
+    Case(LLAMA3_8B, 64, 4096),
+    Case(QWEN3_06B, 64, 4096),
+    Case(QWEN3_06B, 256, 1024),
+    Case(SMOLLM2, 64, 4096),
+    Case(LLAMA3_8B, 8, 4096),
+    Case(LLAMA3_8B, 1, 32768),
 )
-PREFILLS = ((LLAMA3_8B, 1, 4096), (LLAMA3_8B, 1, 16384), (QWEN3_06B, 8, 1024), (SMOLLM2, 4, 2048))
+PREFILLS = (
+    Case(LLAMA3_8B, 1, 4096),
+    Case(LLAMA3_8B, 1, 16384),
+    Case(QWEN3_06B, 8, 1024),
+    Case(SMOLLM2, 4, 2048),
+)
 
 
 def decode_bytes(heads: Heads, num_sequences: int, context_len: int, item_bytes: int) -> int:
@@ -63,7 +88,7 @@ def paged_inputs(
     span: tuple[int, int],
     device: torch.device,
     dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]:
+) -> Inputs:
     """Query, key cache, value cache and batch; blocks in random order, as after a long run."""
     start, end = span
     blocks_each = -(-end // BLOCK_SIZE)
@@ -80,76 +105,78 @@ def paged_inputs(
     return query, keys, values, batch
 
 
-def decode_figures(
+def decode_figure(
     timer: Timer,
+    case: Case,
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
-    cases: tuple[tuple[Heads, int, int], ...] = DECODES,
     copy_bytes: int = COPY_BYTES,
-) -> Iterator[Figure]:
+) -> Figure:
     """Bytes per second of the decode kernel beside those of a device copy, read and written."""
-    source = torch.empty(copy_bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    for heads, num_sequences, context_len in cases:
-        span = (context_len - 1, context_len)
-        query, keys, values, batch = paged_inputs(heads, num_sequences, span, device, dtype)
-        milliseconds = timer(
-            {
-                "ours": partial(attention, query, keys, values, batch),
-                "copy": partial(target.copy_, source),
-            }
-        )
-        read = decode_bytes(heads, num_sequences, context_len, keys.element_size())
-        yield Figure(
-            "decode attention",
-            f"batch {num_sequences}, context {context_len:,}, {name_of(heads)}",
-            "GB/s",
-            read / milliseconds["ours"] / 1e6,
-            "device copy",
-            2 * copy_bytes / milliseconds["copy"] / 1e6,
-        )
+    heads, num_sequences, context_len = case
+    inputs = paged_inputs(heads, num_sequences, (context_len - 1, context_len), device, dtype)
+    attend = partial(attention, *inputs)
+    problem = doubt(attend, inputs)
+    times = timer({"ours": attend, "copy": made_late(partial(copying, copy_bytes, device))})
+    read = decode_bytes(heads, num_sequences, context_len, dtype.itemsize)
+    return figure_of(
+        "decode attention",
+        f"batch {num_sequences}, context {context_len:,}, {name_of(heads)}",
+        "GB/s",
+        times["ours"].into(lambda ms: read / ms / 1e6),
+        "device copy",
+        times["copy"].into(lambda ms: 2 * copy_bytes / ms / 1e6),
+        note=SMALL if read < SMALL_BYTES else "",
+        problem=problem,
+    )
 
 
 def prefill_figures(
     timer: Timer,
+    case: Case,
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
-    cases: tuple[tuple[Heads, int, int], ...] = PREFILLS,
     matmul_size: int = MATMUL_SIZE,
     backend: SDPBackend = SDPBackend.FLASH_ATTENTION,
 ) -> Iterator[Figure]:
-    """FLOP rate of the prefill kernel beside SDPA's flash path and beside a large matmul.
-
-    SDPA reads contiguous keys, already repeated for the heads that share them.
-    """
-    left, right = torch.randn(2, matmul_size, matmul_size, device=device, dtype=dtype)
-    for heads, num_sequences, length in cases:
-        query, keys, values, batch = paged_inputs(heads, num_sequences, (0, length), device, dtype)
-        dense_query, dense_keys, dense_values = torch.randn(
-            3, num_sequences, heads.num_heads, length, heads.head_dim, device=device, dtype=dtype
+    """FLOP rate of the prefill kernel beside SDPA's flash path and beside a large matmul."""
+    heads, num_sequences, length = case
+    inputs = paged_inputs(heads, num_sequences, (0, length), device, dtype)
+    attend = partial(attention, *inputs)
+    problem = doubt(attend, inputs)
+    functions: dict[str, Function] = {
+        "ours": attend,
+        "sdpa": made_late(partial(sdpa, case, device, dtype)),
+        "matmul": made_late(partial(multiplying, matmul_size, device, dtype)),
+    }
+    with sdpa_kernel(backend):
+        times = timer(functions)
+    flops = causal_flops(heads, num_sequences, length)
+    ours, flash = (times[name].into(lambda ms: flops / ms / 1e9) for name in ("ours", "sdpa"))
+    matmul = times["matmul"].into(lambda ms: 2 * matmul_size**3 / ms / 1e9)
+    for beside, theirs in (("SDPA, flash", flash), (f"matmul of {matmul_size:,}", matmul)):
+        yield figure_of(
+            "prefill attention", case.setting, "TFLOP/s", ours, beside, theirs, problem=problem
         )
-        with sdpa_kernel(backend):
-            milliseconds = timer(
-                {
-                    "ours": partial(attention, query, keys, values, batch),
-                    "sdpa": partial(
-                        F.scaled_dot_product_attention,
-                        dense_query,
-                        dense_keys,
-                        dense_values,
-                        is_causal=True,
-                    ),
-                    "matmul": partial(torch.mm, left, right),
-                }
-            )
-        flops = causal_flops(heads, num_sequences, length)
-        ours = flops / milliseconds["ours"] / 1e9
-        setting = f"{num_sequences} x {length:,} tokens, {name_of(heads)}"
-        sdpa = flops / milliseconds["sdpa"] / 1e9
-        matmul = 2 * matmul_size**3 / milliseconds["matmul"] / 1e9
-        yield Figure("prefill attention", setting, "TFLOP/s", ours, "SDPA, flash", sdpa)
-        beside = f"matmul of {matmul_size:,}"
-        yield Figure("prefill attention", setting, "TFLOP/s", ours, beside, matmul)
+
+
+def copying(num_bytes: int, device: torch.device) -> Function:
+    """A copy of so many bytes."""
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    return partial(torch.empty_like(source).copy_, source)
+
+
+def multiplying(size: int, device: torch.device, dtype: torch.dtype) -> Function:
+    """A product of two square matrices."""
+    left, right = torch.randn(2, size, size, device=device, dtype=dtype)
+    return partial(torch.mm, left, right)
+
+
+def sdpa(case: Case, device: torch.device, dtype: torch.dtype) -> Function:
+    """Causal attention in torch, over contiguous keys, repeated for the heads that share them."""
+    shape = (3, case.num_sequences, case.heads.num_heads, case.length, case.heads.head_dim)
+    query, keys, values = torch.randn(shape, device=device, dtype=dtype)
+    return partial(F.scaled_dot_product_attention, query, keys, values, is_causal=True)
 
 
 def name_of(heads: Heads) -> str:

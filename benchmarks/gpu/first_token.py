@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.report import Figure
+from benchmarks.gpu.measured import Measured, measured, middle
+from benchmarks.gpu.report import Figure, figure_of
 from benchmarks.gpu.timing import synchronize
 from minivllm import LLMEngine, SamplingParams
 
@@ -39,7 +41,7 @@ def transformers_first_token(model: Any, prompt: list[int], device: torch.device
 
 def first_token_figures(
     engine: LLMEngine,
-    model: Any,
+    load_model: Callable[[], Any],
     device: torch.device,
     prefix_len: int = PREFIX_LEN,
     question_len: int = QUESTION_LEN,
@@ -59,8 +61,13 @@ def first_token_figures(
         engine.reset_prefix_cache()
         cold.append(time_to_first_token(engine, prefix + questions[0]))
         warm.append(time_to_first_token(engine, prefix + questions[1]))
-        theirs.append(transformers_first_token(model, prefix + questions[0], device))
-    ms = [1e3 * median(times[1:]) for times in (cold, warm, theirs)]
+        theirs.append(measured(partial(_theirs, load_model, prefix + questions[0], device)))
+    ms = [Measured(1e3 * median(times[1:])) for times in (cold, warm)]
     setting = f"{prefix_len:,} tokens of prefix, {question_len} of question"
-    yield Figure("first token, cold", setting, "ms", ms[0], "transformers", ms[2])
-    yield Figure("first token, warm", setting, "ms", ms[1], "cold", ms[0])
+    beside = middle(theirs[1:]).into(lambda seconds: 1e3 * seconds)
+    yield figure_of("first token, cold", setting, "ms", ms[0], "transformers", beside)
+    yield figure_of("first token, warm", setting, "ms", ms[1], "cold", ms[0])
+
+
+def _theirs(load_model: Callable[[], Any], prompt: list[int], device: torch.device) -> float:
+    return transformers_first_token(load_model(), prompt, device)

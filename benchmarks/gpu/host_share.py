@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.cpu_step import add_requests
 from benchmarks.gpu.report import Figure
+from benchmarks.gpu.throughput import abort_all
 from benchmarks.host_step import PARTS, decode_steps
 from minivllm import LLMEngine
 from minivllm.core.block_manager import blocks_for
@@ -25,10 +26,7 @@ def decode_step_figure(engine: LLMEngine, batch: int, context: int, num_steps: i
     while engine.has_unfinished_requests() and len(engine.step()) < batch:
         pass
     parts = decode_steps(engine, batch, num_steps)
-    for number in range(batch):
-        engine.abort(str(number))
-    while engine.has_unfinished_requests():
-        engine.step()
+    abort_all(engine)
     whole = sum(parts.values())
     host = ", ".join(f"{name} {parts[name]:.2f}" for name in PARTS if name != "execute")
     return Figure(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.report import Figure
+from benchmarks.gpu.measured import measured
+from benchmarks.gpu.report import Figure, figure_of
 from benchmarks.gpu.timing import synchronize
 from benchmarks.gpu.workload import WorkItem
 from minivllm import EngineConfig, LLMEngine, SamplingParams
-from minivllm.errors import UnknownRequestError
 
 ENGINE_SECONDS = 120.0
 TRANSFORMERS_SECONDS = 60.0
@@ -52,12 +51,16 @@ def engine_rate(engine: LLMEngine, workload: Sequence[WorkItem], most_seconds: f
     while engine.has_unfinished_requests() and time.perf_counter() - started < most_seconds:
         num_tokens += len(engine.step())
     seconds = time.perf_counter() - started
-    for index in range(len(workload)):
-        with suppress(UnknownRequestError):  # that one is done
-            engine.abort(str(index))
+    abort_all(engine)
+    return num_tokens / seconds
+
+
+def abort_all(engine: LLMEngine) -> None:
+    """Leave the engine empty, also behind a step that failed."""
+    for name in list(engine._requests):
+        engine.abort(name)
     while engine.has_unfinished_requests():
         engine.step()
-    return num_tokens / seconds
 
 
 def transformers_rate(
@@ -92,15 +95,18 @@ def transformers_rate(
 
 
 def throughput_figure(
-    engine: LLMEngine, model: Any, workload: Sequence[WorkItem], device: torch.device
+    engine: LLMEngine,
+    load_model: Callable[[], Any],
+    workload: Sequence[WorkItem],
+    device: torch.device,
 ) -> Figure:
     """The engine on the whole workload, transformers on its first TRANSFORMERS_BATCH requests."""
     part = workload[:TRANSFORMERS_BATCH]
-    return Figure(
+    return figure_of(
         "throughput",
         f"{len(workload)} requests, prompts and outputs of 100 to 1,024 tokens, greedy",
         "tokens/s",
-        engine_rate(engine, workload, ENGINE_SECONDS),
+        measured(lambda: engine_rate(engine, workload, ENGINE_SECONDS)),
         f"transformers, one batch of {len(part)}",
-        transformers_rate(model, part, device, TRANSFORMERS_SECONDS),
+        measured(lambda: transformers_rate(load_model(), part, device, TRANSFORMERS_SECONDS)),
     )

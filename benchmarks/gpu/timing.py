@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import median
+from functools import partial
 
 import torch
 
-Timer = Callable[[Mapping[str, Callable[[], object]]], dict[str, float]]
+from benchmarks.gpu.measured import Measured, measured, middle
+
+Timer = Callable[[Mapping[str, Callable[[], object]]], dict[str, Measured]]
 """functions by name -> milliseconds a call, by name."""
 
 ROUNDS = 3
 
 
-def time_side_by_side(functions: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+def time_side_by_side(functions: Mapping[str, Callable[[], object]]) -> dict[str, Measured]:
     """Milliseconds a call: the median of ROUNDS medians, the functions taking turns.
 
-    Triton's do_bench empties the L2 cache before every call and times on the device.
+    Triton's do_bench empties the L2 cache before every call and times on the device. A function
+    that fails is not tried again, and the others are timed all the same.
     """
-    from triton.testing import do_bench
-
-    found: dict[str, list[float]] = {name: [] for name in functions}
+    found: dict[str, list[Measured]] = {name: [] for name in functions}
     for _ in range(ROUNDS):
         for name, function in functions.items():
-            found[name].append(do_bench(function, warmup=10, rep=60, return_mode="median"))
-    return {name: median(times) for name, times in found.items()}
+            if all(times.value is not None for times in found[name]):
+                found[name].append(measured(partial(_milliseconds, function)))
+    return {name: middle(times) for name, times in found.items()}
+
+
+def _milliseconds(function: Callable[[], object]) -> float:
+    from triton.testing import do_bench
+
+    return float(do_bench(function, warmup=10, rep=60, return_mode="median"))
 
 
 def synchronize(device: torch.device) -> None:

@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.gpu.attention import LLAMA3_8B, SMOLLM2, Heads, name_of, paged_inputs
+from benchmarks.gpu.attention import LLAMA3_8B, QWEN3_06B, SMOLLM2, Heads, name_of, paged_inputs
+from benchmarks.gpu.dense import MOST_ERROR, Inputs, distance, doubt
+from benchmarks.gpu.measured import measured
 from benchmarks.gpu.report import Figure, Report
 from benchmarks.gpu.timing import Timer, time_side_by_side
-from kernels.attention import attention
-from kernels.launch import Tile, capability, num_multiprocessors
+from kernels.attention import attention, splits_of
+from kernels.launch import Tile, capability
 from kernels.paged_attention import attention_tile, paged_attention
-from kernels.split_attention import choose_num_splits, split_attention
+from kernels.split_attention import split_attention
 
 Attend = Callable[[], torch.Tensor]
 
 MOST_SECONDS = 420.0
-MOST_ERROR = 0.01
-"""Of a candidate's result from the engine's, as a share of its length."""
 
 
 class Work(NamedTuple):
@@ -43,10 +43,13 @@ class Work(NamedTuple):
 
 DECODES = (Work(LLAMA3_8B, 64, 4095, 4096), Work(SMOLLM2, 64, 4095, 4096))
 PREFILLS = (Work(LLAMA3_8B, 1, 0, 4096), Work(SMOLLM2, 4, 0, 2048))
+# Decodes, and the last 64 tokens of a prompt behind a prefix that was found in the cache.
 SPLITS = (
     Work(LLAMA3_8B, 1, 32767, 32768),
     Work(LLAMA3_8B, 8, 4095, 4096),
     Work(LLAMA3_8B, 64, 4095, 4096),
+    Work(QWEN3_06B, 1, 4096, 4160),
+    Work(LLAMA3_8B, 1, 32768, 32832),
 )
 
 
@@ -66,14 +69,13 @@ def tile_figures(
     timer: Timer, work: Work, tiles: Iterable[Tile], device: torch.device, dtype: torch.dtype
 ) -> Iterator[Figure]:
     """Milliseconds of each tile beside the engine's; one that cannot start says why not."""
-    query, keys, values, batch = paged_inputs(
-        work.heads, work.num_sequences, (work.start, work.end), device, dtype
-    )
+    inputs = paged_inputs(work.heads, work.num_sequences, (work.start, work.end), device, dtype)
     num_rows = (work.end - work.start) * (work.heads.num_heads // work.heads.num_kv_heads)
     own = attention_tile(work.heads.head_dim, dtype, num_rows, capability(device))
-    run = partial(paged_attention, query, keys, values, batch)
+    run = partial(paged_attention, *inputs)
     candidates = {f"tile {tile}": partial(run, tile=tile) for tile in tiles}
-    yield from _beside(timer, work, partial(run, tile=own), f"the engine's {own}", candidates)
+    as_is = partial(run, tile=own)
+    yield from _beside(timer, work, inputs, as_is, f"the engine's {own}", candidates)
 
 
 def split_figures(
@@ -84,62 +86,78 @@ def split_figures(
     counts: Iterable[int] = (1, 2, 4, 8, 16, 32, 64),
 ) -> Iterator[Figure]:
     """Milliseconds of each number of splits beside the engine's."""
-    query, keys, values, batch = paged_inputs(
-        work.heads, work.num_sequences, (work.start, work.end), device, dtype
-    )
-    own = choose_num_splits(
-        work.num_sequences, work.heads.num_kv_heads, work.end, num_multiprocessors(device)
-    )
-    run = partial(split_attention, query, keys, values, batch)
+    inputs = paged_inputs(work.heads, work.num_sequences, (work.start, work.end), device, dtype)
+    query, keys, _, batch = inputs
+    own = splits_of(query, keys, batch)
+    run = partial(split_attention, *inputs)
     candidates = {f"{count} splits": partial(run, num_splits=count) for count in counts}
-    as_is = partial(attention, query, keys, values, batch)
-    yield from _beside(timer, work, as_is, f"the engine's {own}", candidates)
+    as_is = partial(attention, *inputs)
+    yield from _beside(timer, work, inputs, as_is, f"the engine's {own}", candidates)
 
 
 def _beside(
-    timer: Timer, work: Work, own: Attend, name: str, candidates: Mapping[str, Attend]
+    timer: Timer,
+    work: Work,
+    inputs: Inputs,
+    own: Attend,
+    name: str,
+    candidates: Mapping[str, Attend],
 ) -> Iterator[Figure]:
+    # What all candidates are compared with must itself be right.
+    doubtful = doubt(own, inputs)
+    problem = f"{name}: {doubtful}" if doubtful else ""
     expected = own()
     for measure, tried in candidates.items():
-        figure = Figure(measure, work.setting, "ms", None, name, None)
+        figure = Figure(measure, work.setting, "ms", None, name, None, problem=problem)
         yield _measured(figure, timer, {"own": own, "tried": tried}, expected)
 
 
 def _measured(
     figure: Figure, timer: Timer, functions: Mapping[str, Attend], expected: torch.Tensor
 ) -> Figure:
-    """The figure with both times, if the tried one starts and computes the same; or with a note."""
-    try:
-        result = functions["tried"]()
-    except Exception as error:  # whatever keeps it from starting is this candidate's result
-        return replace(figure, note=str(error.__cause__ or error).strip().splitlines()[-1][:80])
-    apart = float((result.float() - expected.float()).norm() / expected.float().norm())
-    # They add in different orders and round to bfloat16: more is a wrong result, and so is NaN.
-    if not apart <= MOST_ERROR:
-        return replace(figure, note=f"its result is off by {100 * apart:.3g} %")
+    """The figure with both times, if the tried one starts and computes the same; or with a note.
+
+    Whatever keeps it from starting is this candidate's result.
+    """
+    apart = measured(lambda: distance(functions["tried"](), expected))
+    if apart.value is None:
+        return replace(figure, note=apart.error)
+    if not apart.value <= MOST_ERROR:  # NaN, too
+        return replace(figure, note=f"its result is off by {100 * apart.value:.3g} %")
     times = timer(functions)
-    return replace(figure, ours=times["tried"], theirs=times["own"])
+    note = times["tried"].error or times["own"].error
+    return replace(figure, ours=times["tried"].value, theirs=times["own"].value, note=note)
 
 
 def tune(device: torch.device, report: Report) -> None:
     """All candidates, as many as MOST_SECONDS allow; the best of each work as a note."""
-    timer, dtype = time_side_by_side, torch.bfloat16
-    sections = [
-        *(tile_figures(timer, work, decode_tiles(), device, dtype) for work in DECODES),
-        *(split_figures(timer, work, device, dtype) for work in SPLITS),
-        *(tile_figures(timer, work, prefill_tiles(), device, dtype) for work in PREFILLS),
-    ]
-    take(report, itertools.chain(*sections), time.monotonic() + MOST_SECONDS)
+    deadline = time.monotonic() + MOST_SECONDS
+    for section, figures in sections(time_side_by_side, device, torch.bfloat16):
+        take(report, section, figures, deadline)
     report.notes += best_of_each(report.figures)
 
 
-def take(report: Report, figures: Iterator[Figure], deadline: float) -> None:
-    """Add the figures as they come, until the deadline; what is left out then is a note."""
-    for figure in figures:
-        report.figures.append(figure)
-        if time.monotonic() > deadline:
-            report.notes.append(f"out of time behind {figure.measure}, {figure.setting}")
-            return
+def sections(
+    timer: Timer, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, Iterator[Figure]]]:
+    """What is tried, section by section; what decodes comes first."""
+    for work in DECODES:
+        yield f"tiles, {work.setting}", tile_figures(timer, work, decode_tiles(), device, dtype)
+    for work in SPLITS:
+        yield f"splits, {work.setting}", split_figures(timer, work, device, dtype)
+    for work in PREFILLS:
+        yield f"tiles, {work.setting}", tile_figures(timer, work, prefill_tiles(), device, dtype)
+
+
+def take(report: Report, section: str, figures: Iterator[Figure], deadline: float) -> None:
+    """Add the section's figures as they come, until the deadline; one cut short is a note."""
+    with report.attempt(section):
+        while time.monotonic() <= deadline:
+            figure = next(figures, None)
+            if figure is None:
+                return
+            report.add(figure)
+        report.notes.append(f"out of time: {section}")
 
 
 def best_of_each(figures: Iterable[Figure]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Keys, and query rows, that a program loads at a time: a matrix product takes at least 16.
+# Keys, and query rows, that a program loads at a time: a matrix product sums over at least 16.
 TILE = 16
 
 

@@ -42,6 +42,7 @@ def store_kv(
         max_query_len=1,
         max_context_len=1,
         num_singles=0,
+        longest_contexts=(0, 1),
         packed=none,
     )
     kernels_store_kv(key, value, key_cache, value_cache, batch)

@@ -15,7 +15,7 @@ import os
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from kernels import reference
@@ -34,6 +34,8 @@ launching = settings(
     # On a GPU nearly every example compiles a kernel of its own.
     max_examples=60 if INTERPRETED else 20,
     deadline=None,
+    # For the same reason a failing example is not made smaller there.
+    phases=tuple(Phase) if INTERPRETED else (Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     print_blob=True,
 )

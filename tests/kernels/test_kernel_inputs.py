@@ -184,6 +184,7 @@ def test_the_decodes_of_a_mixed_batch_are_a_batch_of_their_own():
     assert others.block_tables.tolist() == [[3, 1], [6, 0]]
     assert (others.num_sequences, others.num_tokens, others.max_query_len) == (2, 4, 3)
     assert others.query_starts.data_ptr() % 16 == others.context_lens.data_ptr() % 16 == 0
+    assert (decodes.max_context_len, others.max_context_len) == (6, 7)
     assert batch.query_starts.tolist() == [0, 1, 2, 5, 6]  # as it was
 
 

@@ -15,6 +15,7 @@ from benchmarks.kernel_table import (
     Row,
     all_cases,
     default_cases,
+    late_loads_of,
     pairwise_cases,
     programs_side_by_side,
     table,
@@ -59,11 +60,14 @@ def test_what_models_run_compiles_spills_nothing_and_fits_its_target(selection, 
         or row["shared_bytes"] > SHARED_LIMITS[row["target"]]
     ]
     assert not wrong, lines(wrong)
+    # All is asked for before the first result is written, or it is waited for piece by piece.
+    late = [row for row in rows if row["late_loads"]]
+    assert not late, lines(late)
     for row in rows:
         if row["kernel"] in PAGED:
             # A prompt on Hopper multiplies from shared memory. What is copied while products are
             # computed is block ids, of 4 bytes, and keys and values, 16 bytes at a time.
-            from_memory = (row["kernel"], row["target"]) == ("prefill", "sm_90")
+            from_memory = "prefill" in row["kernel"] and row["target"] == "sm_90"
             assert row["products"] == ("wgmma" if from_memory else "mma"), row
             assert row["copies"] == "4 16", row
             assert row["programs"] >= 1, row
@@ -102,6 +106,13 @@ def test_the_shared_memory_of_a_program_is_that_of_nvidias_table(capability, kil
 )
 def test_how_many_programs_fit_one_multiprocessor(launch, programs, limit):
     assert programs_side_by_side(*launch) == programs, limit
+
+
+def test_loads_behind_a_store_are_counted():
+    early = "ld.global.b32 %r1; ld.global.v4.b32 {%r2}; st.global.b32 [%rd1], %r1;"
+    assert late_loads_of(early) == 0
+    assert late_loads_of(early + " ld.global.b32 %r3; ld.shared.b32 %r4;") == 1
+    assert late_loads_of("ld.global.b32 %r1;") == 0
 
 
 def test_the_defaults_are_those_most_models_run():

@@ -78,6 +78,15 @@ def test_a_decode_split_in_any_number_of_parts_equals_the_reference(plan, num_sp
     check_attention(plan, launch)
 
 
+@launching
+@given(plans(dtypes=DTYPES_WITH_DOT), st.sampled_from(TILES), st.sampled_from([1, 2, 4, 8, 16]))
+def test_any_mixed_batch_split_in_any_number_of_parts_equals_the_reference(plan, tile, num_splits):
+    def launch(*inputs, out):
+        split_attention(*inputs, num_splits=num_splits, out=out, tile=tile)
+
+    check_attention(plan, launch)
+
+
 @pytest.mark.parametrize("dtype", DTYPES_WITH_DOT, ids=str)
 @pytest.mark.parametrize("head_dim", [20, *HEAD_DIMS])
 def test_every_head_size_works(head_dim, dtype):
@@ -111,6 +120,18 @@ def test_the_longest_context_of_few_sequences_is_split():
     # One part of each sequence's 4 or more has 256 keys and more, or none at all.
     check_attention(plan, lambda *inputs, out: split_attention(*inputs, num_splits=4, out=out))
     check_attention(plan, attention)
+
+
+def test_the_rest_of_a_prompt_behind_a_long_one_is_split():
+    num_blocks = 70
+    table = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+    plan = Plan(16, num_blocks, [table[:69]], [(1030, 1099)], group_size=2, num_kv_heads=1)
+    check_attention(plan, lambda *inputs, out: split_attention(*inputs, num_splits=8, out=out))
+    with (
+        mock.patch("kernels.attention.num_multiprocessors", return_value=4),
+        mock.patch("kernels.attention.paged_attention", side_effect=AssertionError("not split")),
+    ):
+        check_attention(plan, attention)
 
 
 def test_more_than_128_sequences_find_their_own_rows():

@@ -9,11 +9,11 @@ from kernels.batch import PagedBatch
 from kernels.errors import KernelInputError
 from kernels.launch import capability
 from kernels.layer_parts import HeadNorms
-from kernels.paged_attention import attention_tile, paged_attention
+from kernels.paged_attention import attention_tile, count_tiles, paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import rotary_store_kv
 from kernels.silu_and_mul import silu_and_mul
-from kernels.split_attention import choose_num_splits, split_attention
+from kernels.split_attention import SHORT, TALL, choose_num_splits, split_attention, split_tile
 from kernels.store_kv import store_kv
 
 BATCH = PagedBatch.from_host([[1, 0]], [(3, 6)], num_blocks=2, block_size=16, device=DEVICE)
@@ -67,13 +67,11 @@ def test_doubles_are_refused():
         attention(zeros(3, 1, 64, dtype=torch.float64), cache, cache, BATCH)
 
 
-def test_only_single_tokens_are_split_and_only_into_powers_of_two():
+@pytest.mark.parametrize("num_splits", [0, 3, 128])
+def test_contexts_are_split_into_powers_of_two_only(num_splits):
     query, cache = zeros(3, 2, 64), zeros(2, 16, 2, 64)
-    with pytest.raises(KernelInputError, match="the longest query has 3 tokens"):
-        split_attention(query, cache, cache, BATCH, num_splits=2)
-    decode = PagedBatch.from_host([[1]], [(3, 4)], num_blocks=2, block_size=16, device=DEVICE)
-    with pytest.raises(KernelInputError, match="num_splits is 3"):
-        split_attention(query[:1], cache, cache, decode, num_splits=3)
+    with pytest.raises(KernelInputError, match=f"num_splits is {num_splits}; it must be a power"):
+        split_attention(query, cache, cache, BATCH, num_splits=num_splits)
 
 
 def test_store_kv_refuses_another_number_of_rows():
@@ -140,14 +138,28 @@ def test_splits_are_chosen_as_the_docstring_shows(num_sequences, context, splits
     assert choose_num_splits(num_sequences, 8, context, num_multiprocessors=132) == splits
 
 
-def test_a_split_is_always_one_that_split_attention_takes():
+def test_the_rest_of_a_prompt_behind_a_long_one_is_split_and_a_whole_prompt_is_not():
+    cases = {(4096, 4160): 8, (32768, 32832): 8, (0, 4096): 1, (0, 1024): 1, (0, 512): 1}
+    for (start, end), splits in cases.items():
+        num_blocks = -(-end // 16)
+        batch = PagedBatch.from_host(
+            [range(num_blocks)], [(start, end)], num_blocks=num_blocks, block_size=16
+        )
+        tile = split_tile(128, torch.bfloat16, 2 * (end - start), 90)
+        num_tiles = count_tiles(batch, 2, tile)
+        found = choose_num_splits(num_tiles, 8, end, num_multiprocessors=132, parts=TALL)
+        assert found == splits, (start, end)
+
+
+@pytest.mark.parametrize("parts", [SHORT, TALL])
+def test_a_split_is_always_one_that_split_attention_takes(parts):
     for num_sequences in (1, 3, 17, 300):
         for num_kv_heads in (1, 3, 8):
             for context in (0, 1, 255, 256, 5000, 10**6):
-                splits = choose_num_splits(num_sequences, num_kv_heads, context, 142)
+                splits = choose_num_splits(num_sequences, num_kv_heads, context, 142, parts)
                 assert 1 <= splits <= 64
                 assert splits & (splits - 1) == 0
-                assert splits == 1 or context // splits >= 256
+                assert splits == 1 or context // splits >= parts.least_keys
 
 
 def test_tiles_are_powers_of_two_and_decode_gets_the_lowest():

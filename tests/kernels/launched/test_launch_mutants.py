@@ -43,7 +43,8 @@ def check_split_attention(module):
     def launch(*inputs, out):
         module.split_attention(*inputs, out=out, num_splits=4, tile=Tile(16, 16, 4, 2))
 
-    check_attention(DECODE, launch)
+    for plan in (DECODE, MIXED):
+        check_attention(plan, launch)
 
 
 def check_store_kv(module):
@@ -177,14 +178,26 @@ MUTANTS = {
     "the last key of each part is lost": (
         split_attention,
         check_split_attention,
-        "end_key = min(first_key + part, context_len)",
-        "end_key = min(first_key + part - 1, context_len)",
+        "end_key = min(first_key + part, num_keys)",
+        "end_key = min(first_key + part - 1, num_keys)",
     ),
     "a decode does not see its own key": (
         split_attention,
         check_split_attention,
-        "+ context_len - 1",
-        "+ context_len - 2",
+        "positions = start + rows // group_size",
+        "positions = start + rows // group_size - 1",
+    ),
+    "parts are of the keys that the tile's first row sees": (
+        split_attention,
+        check_split_attention,
+        "start + (first_row + BLOCK_M - 1) // group_size + 1",
+        "start + first_row // group_size + 1",
+    ),
+    "a part is stored as if its tile were the sequence's first": (
+        split_attention,
+        check_split_attention,
+        "first_token = query_start + first_row // group_size",
+        "first_token = query_start",
     ),
     "padding is stored before the cache": (
         store_kv,
