@@ -69,6 +69,8 @@ class TritonAttention:
 
     def attend(self, query: torch.Tensor, cache: Pair) -> torch.Tensor:
         """[num_tokens, num_heads, head_dim] in and out, causal by absolute position."""
+        if len(self.parts) == 1:
+            return attention(query, *cache, self.batch)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         for rows, part in self.parts:
             attention(query[rows], *cache, part, out=output[rows])

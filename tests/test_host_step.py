@@ -115,10 +115,11 @@ def test_every_launch_of_an_unrecorded_step_is_counted(monkeypatch, capsys):
     # Two norms a layer, and one before the head; those of query and key are part of the rotation.
     assert counts == {
         "add_rms_norm_kernel": 4,
-        "paged_attention_kernel": 2,
+        "merge_splits_kernel": 2,
         "rms_norm_kernel": 1,
         "rotary_store_kv_kernel": 2,
         "silu_and_mul_kernel": 2,
+        "split_attention_kernel": 2,
     }
     assert total.split()[0] == str(sum(counts.values()))
     assert float(time.split()[0]) > 0

@@ -59,7 +59,9 @@ def test_a_steps_decodes_and_the_rest_each_by_a_kernel_of_their_own_equal_the_re
     def launch(query, key_cache, value_cache, batch, out):
         step = TritonAttention.of(batch)
         with mock.patch("kernels.step_attention.torch.empty_like", return_value=out):
-            assert step.attend(query, (key_cache, value_cache)) is out
+            attended = step.attend(query, (key_cache, value_cache))
+        assert (attended is out) == (len(step.parts) == 2)
+        out.copy_(attended)
 
     check_attention(plan, launch)
 
