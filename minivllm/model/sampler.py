@@ -1,6 +1,6 @@
 """Logits to tokens: the one place where a sequence's next token is chosen.
 
-The same seed gives the same tokens in any batch, because nothing here looks across rows. A
+The same logits and seed give the same token in any batch: nothing here looks across rows. A
 draw's random number is a function of seed, index and position, not the next number of a shared
 generator; and of torch's exp and log only softmax and log_softmax are used, which work row by
 row: an elementwise exp may round an element differently at another place in memory.
