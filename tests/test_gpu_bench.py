@@ -616,7 +616,9 @@ def test_a_disk_that_is_full_for_a_while_does_not_stop_the_measuring(card, monke
     ("given", "place"), [((), "build/gpu-align.json"), (("OUT=a b",), "a b/gpu-align.json")]
 )
 def test_make_gpu_takes_the_folder_for_the_figures(given, place):
-    environment = {name: value for name, value in os.environ.items() if name != "OUT"}
+    # Nothing of a make that may have started the tests.
+    outer = {"OUT", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES"}
+    environment = {name: value for name, value in os.environ.items() if name not in outer}
     command = ["make", "-n", "gpu", "PYTHON=python3", "PART=align", *given]
     child = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
