@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kernels.decode_graphs import DecodeGraphs
+from kernels.split_attention import split_attention
 from minivllm import EngineConfig, SamplingParams
 from minivllm.core.batch import ScheduledSequence
 from minivllm.errors import RunnerError
@@ -95,6 +96,20 @@ def test_chunks_beside_decodes_give_the_torch_backends_tokens_and_logits(qwen3):
     assert engine.stats()["steps"] > NUM_TOKENS
 
 
+def test_split_contexts_give_the_torch_backends_tokens_and_logits(qwen3, monkeypatch):
+    split = []
+
+    def watched(*inputs, num_splits, **options):
+        split.append(inputs[3].max_query_len)
+        return split_attention(*inputs, num_splits=num_splits, **options)
+
+    monkeypatch.setattr("kernels.attention.choose_num_splits", lambda *_: 4)
+    monkeypatch.setattr("kernels.attention.split_attention", watched)
+    outputs, _ = compare(qwen3, prompts(21, 48), runs=2, max_num_batched_tokens=20)
+    assert outputs["r48"].num_cached_tokens == 2 * BLOCK_SIZE
+    assert {length > 1 for length in split} == {False, True}
+
+
 def test_preemption_gives_the_torch_backends_tokens_and_logits(qwen3):
     # Room for both prompts, and none for what they generate.
     _, engine = compare(qwen3, prompts(15, 32), num_kv_blocks=3)
@@ -112,6 +127,22 @@ def test_half_precision_runs_and_stays_near_single_precision(qwen3):
     assert 0 < error < 0.02 * expected.abs().max()
 
 
+def recording_with(record):
+    """What gives a runner the recordings of a GPU, with a stand-in that records."""
+
+    def prepare(runner):
+        runner._graphs = DecodeGraphs(
+            lambda: record,
+            device=CPU,
+            num_blocks=len(runner._kv[0].keys),
+            block_size=BLOCK_SIZE,
+            max_num_seqs=4,
+            max_context_len=runner.max_model_len,
+        )
+
+    return prepare
+
+
 def test_decodes_through_the_graphs_bookkeeping_give_the_same_tokens_and_logits(qwen3):
     calls = []
 
@@ -124,19 +155,21 @@ def test_decodes_through_the_graphs_bookkeeping_give_the_same_tokens_and_logits(
 
         return replay
 
-    def use_graphs(runner):
-        runner._graphs = DecodeGraphs(
-            lambda: record,
-            device=CPU,
-            num_blocks=len(runner._kv[0].keys),
-            block_size=BLOCK_SIZE,
-            max_num_seqs=4,
-            max_context_len=runner.max_model_len,
-        )
-
     # Three sequences run as four; a fourth row is padding.
-    _, engine = compare(qwen3, prompts(3, 17, 20), prepare=use_graphs)
+    _, engine = compare(qwen3, prompts(3, 17, 20), prepare=recording_with(record))
     assert len(calls) == engine.stats()["steps"] - 1  # all but the prefill
+
+
+def test_where_recordings_fail_the_tokens_and_logits_are_the_same_without_them(qwen3, caplog):
+    def record(compute):
+        compute()
+        raise RuntimeError("the recording was not finished")
+
+    _, engine = compare(qwen3, prompts(3, 17), prepare=recording_with(record))
+    assert caplog.messages == [
+        "decode steps run without recordings: the recording was not finished"
+    ]
+    assert engine.stats()["steps"] > 2
 
 
 def test_new_weights_are_not_computed_with_the_old_recordings(qwen3, tmp_path):
