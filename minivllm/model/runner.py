@@ -100,7 +100,7 @@ class ModelRunner:
         held = sum(part.nbytes for cache in self._kv for part in cache)
         needed = step_bytes(self.model_config, self._config, self.dtype.itemsize)
         most = MOST_BLOCKS * self.kv_bytes_per_block(self._config.block_size)
-        return min(spare_memory(self.device, held) - needed, most)
+        return max(min(spare_memory(self.device, held) - needed, most), 0)
 
     def init_kv(self, num_blocks: int, block_size: int) -> None:
         """Make the paged KV cache, its content undefined. Raises ConfigError if memory is short."""
