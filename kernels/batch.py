@@ -140,14 +140,19 @@ class PagedBatch:
         rows = slice(first), slice(first, None)
         longest, others_longest = self.longest_contexts
         singles = replace(self, **self._of(rows[0]), max_query_len=1, max_context_len=longest)
-        # Fresh tensors: a kernel is compiled anew for a pointer that is not aligned.
-        others = {name: tensor.clone() for name, tensor in self._of(rows[1]).items()}
-        others["query_starts"] -= first
+        others = self._of(rows[1])
+        # Attention reads these. Fresh ones: a kernel is compiled anew for an unaligned pointer.
+        others["query_starts"] = others["query_starts"] - first
+        for name in ("context_lens", "block_tables"):
+            others[name] = others[name].clone()
         rest = replace(self, **others, num_singles=0, max_context_len=others_longest)
         return (rows[0], singles), (rows[1], rest)
 
     def _of(self, which: slice) -> dict[str, Any]:
-        """The tensors of some sequences, up to which each has one token, or from there on."""
+        """The tensors of the sequences before or from the one at which a slice is cut.
+
+        Up to there each has one token, so that rows are cut at the same number.
+        """
         end = None if which.stop is None else which.stop + 1
         return {
             "query_starts": self.query_starts[which.start : end],

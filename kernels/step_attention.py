@@ -54,7 +54,7 @@ class TritonAttention:
     def rotate_and_store(
         self,
         heads: Sequence[torch.Tensor],
-        rotation: Pair,
+        angles: Pair,
         cache: Pair,
         norms: HeadNorms | None = None,
     ) -> torch.Tensor:
@@ -62,10 +62,10 @@ class TritonAttention:
 
         heads     query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
                   head_dim]; rows may lie apart
-        rotation  cos and sin by absolute position, each [num_positions, head_dim / 2] float32
+        angles    cos and sin by absolute position, each [num_positions, head_dim / 2] float32
         """
         query, key, value = heads
-        return rotary_store_kv(query, key, value, *rotation, *cache, self.batch, norms=norms)
+        return rotary_store_kv(query, key, value, *angles, *cache, self.batch, norms=norms)
 
     def attend(self, query: torch.Tensor, cache: Pair) -> torch.Tensor:
         """[num_tokens, num_heads, head_dim] in and out, causal by absolute position."""

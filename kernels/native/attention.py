@@ -140,13 +140,13 @@ class NativeAttention:
         return cls(library, batch, bundles, tuple(keys.shape), step)
 
     def rotate_and_store(
-        self, heads: Sequence[Tensor], rotation: Pair, cache: Pair, norms: HeadNorms | None = None
+        self, heads: Sequence[Tensor], angles: Pair, cache: Pair, norms: HeadNorms | None = None
     ) -> Tensor:
         """Turn query and key, write key and value: the turned key goes only to its slot.
 
         heads     query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
                   head_dim]; rows may lie apart
-        rotation  cos and sin by absolute position, each [num_positions, head_dim / 2] float32
+        angles    cos and sin by absolute position, each [num_positions, head_dim / 2] float32
         norms     of the heads of query and key, applied first
         """
         query, key, value = heads
@@ -161,7 +161,7 @@ class NativeAttention:
             rows("query", query, num_tokens, num_heads, head_dim),
             rows("key", key, num_tokens, num_kv_heads, head_dim),
             rows("value", value, num_tokens, num_kv_heads, head_dim),
-            *self.angles(rotation),
+            *self.angles(angles),
             self.batch.positions.data_ptr(),
             self.batch.slots.data_ptr(),
             turned.data_ptr(),
@@ -206,9 +206,9 @@ class NativeAttention:
         self._step.num_heads = num_heads
         return ctypes.addressof(self._step)
 
-    def angles(self, rotation: Pair) -> tuple[int, int]:
+    def angles(self, angles: Pair) -> tuple[int, int]:
         """The addresses of cos and sin, which reach the last position. Raises KernelInputError."""
-        cos, sin = rotation
+        cos, sin = angles
         num_positions, head_dim = cos.shape[0], self.cache_shape[3]
         if head_dim % 2 or self.batch.max_context_len > num_positions:
             needed = "a row a position, head_dim / 2 channels"

@@ -115,7 +115,7 @@ class NativeLayer:
         return whole and all(isinstance(part, NativeLinear) for part in linears)
 
     def attend(
-        self, x: Tensor, update: Tensor, rotation: Pair, cache: Pair, step: NativeAttention
+        self, x: Tensor, update: Tensor, angles: Pair, cache: Pair, step: NativeAttention
     ) -> tuple[Tensor, Tensor]:
         """(x, update) -> (x + update, heads), the first written over x; writes keys and values.
 
@@ -140,7 +140,7 @@ class NativeLayer:
             floats("x", x, num_rows, self._hidden),
             floats("update", update, num_rows, self._hidden),
             heads.data_ptr(),
-            *step.angles(rotation),
+            *step.angles(angles),
             floats("keys", keys, *step.cache_shape),
             floats("values", values, *step.cache_shape),
             self._scratch.rows("between", num_rows, self._floats_a_row).data_ptr(),
