@@ -125,10 +125,11 @@ def launch_of(case: Case, tile: Tile | None = None) -> Launch:
     if case.kernel in PAGED:
         return _launch_of_attention(case, tile)
     if case.kernel == "merge":
-        from kernels.split_attention import merge_splits_kernel
+        from kernels.split_attention import merge_splits_kernel, merge_warps
 
         constants = {"HEAD_DIM": case.head_dim, "NUM_SPLITS": NUM_SPLITS, "BLOCK_D": block_d}
-        return Launch(merge_splits_kernel, constants, 4, 3, "")
+        warps = merge_warps(NUM_SPLITS, case.head_dim)
+        return Launch(merge_splits_kernel, constants, warps, 3, "")
     if case.kernel == "store_kv":
         from kernels.store_kv import store_kv_kernel, store_kv_warps
 

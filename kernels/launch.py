@@ -14,6 +14,8 @@ from kernels.errors import KernelInputError
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_GROUP_SIZE = 16
 MAX_HEAD_DIM = 256
+MAX_BLOCK_NUMBERS = 2**31 - 1
+"""Keys of one block, all heads together: a kernel counts within a block in 32 bits."""
 
 
 class Tile(NamedTuple):
@@ -125,6 +127,12 @@ def check_cache(key_cache: torch.Tensor, value_cache: torch.Tensor, batch: Paged
     if not (head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0):
         raise KernelInputError(
             f"head size is {head_dim}; it must be even and at most {MAX_HEAD_DIM}"
+        )
+    of_a_block = key_cache.shape[1:].numel()
+    if of_a_block > MAX_BLOCK_NUMBERS:
+        raise KernelInputError(
+            f"a block of {batch.block_size:,} slots holds {of_a_block:,} numbers of keys;"
+            f" it may hold {MAX_BLOCK_NUMBERS:,}: make blocks smaller"
         )
     if batch.slots.device != key_cache.device:
         raise KernelInputError(

@@ -54,19 +54,29 @@ def attend(
     not yet divided by it. When a tile raises the maximum, both shrink by 2**(old - new).
     `scale` includes log2(e), so that weights are powers of two, which the hardware computes.
 
-    Without MASKED every row sees every key, and end_key - first_key is a multiple of BLOCK_N.
+    first_key is a multiple of BLOCK_N. Without MASKED every row sees every key, and end_key is
+    one, too.
     """
     dims = tl.arange(0, BLOCK_D)
+    steps = tl.arange(0, BLOCK_N)
+    row_size = num_kv_heads * HEAD_DIM
     for tile in range(first_key, end_key, BLOCK_N):
-        keys = tile + tl.arange(0, BLOCK_N)
+        keys = tile + steps
         # An unwritten slot may hold NaN, and 0 * NaN is NaN: not a single one may be loaded.
         written = keys < end_key if MASKED else tl.full([BLOCK_N], True, tl.int1)
-        block = tl.load(block_table + keys // BLOCK_SIZE, mask=written, other=0).to(tl.int64)
-        row = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * num_kv_heads + kv_head
-        offsets = row[:, None] * HEAD_DIM + dims[None, :]
+        # Where a step is whole blocks, a key's place in its block is the same in each step, and
+        # the compiler takes it out of the loop: `tile` is a multiple of BLOCK_N.
+        if BLOCK_N % BLOCK_SIZE == 0:
+            logical, within = tile // BLOCK_SIZE + steps // BLOCK_SIZE, steps % BLOCK_SIZE
+        else:
+            logical, within = keys // BLOCK_SIZE, keys % BLOCK_SIZE
+        block = tl.load(block_table + logical, mask=written, other=0).to(tl.int64)
+        place = within.to(tl.int64) * row_size + kv_head * HEAD_DIM
+        offsets = place[:, None] + dims[None, :]
+        blocks = (block * (BLOCK_SIZE * row_size))[:, None]
         inside = written[:, None] & (dims < HEAD_DIM)[None, :]
 
-        key = tl.load(key_cache + offsets, mask=inside, other=0.0)
+        key = tl.load(key_cache + offsets + blocks, mask=inside, other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if MASKED:
             scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
@@ -78,7 +88,7 @@ def attend(
         row_sum = row_sum * shrink + tl.sum(weights, 1)
         row_max = new_max
 
-        value = tl.load(value_cache + offsets, mask=inside, other=0.0)
+        value = tl.load(value_cache + offsets + blocks, mask=inside, other=0.0)
         accumulator = tl.dot(
             weights.to(value.dtype), value, accumulator * shrink[:, None], input_precision="ieee"
         )

@@ -173,6 +173,14 @@ def merge_splits_kernel(
     tl.store(output + row * HEAD_DIM + dims, merged, mask=inside)
 
 
+def merge_warps(num_splits: int, head_dim: int) -> int:
+    """Warps for the parts of a head: at most 64 numbers a thread, so that none is spilled.
+
+    As few as that: one warp adds up in registers, and several meet in shared memory.
+    """
+    return min(max(num_splits * padded_head_dim(head_dim) // 2048, 1), 4)
+
+
 def choose_num_splits(
     num_tiles: int,
     num_kv_heads: int,
@@ -267,6 +275,6 @@ def split_attention(
         HEAD_DIM=head_dim,
         NUM_SPLITS=num_splits,
         BLOCK_D=padded_head_dim(head_dim),
-        num_warps=4,
+        num_warps=merge_warps(num_splits, head_dim),
     )
     return out

@@ -107,13 +107,15 @@ class Plan:
 
 
 @st.composite
-def plans(draw, *, dtypes, decode=False, head_dims=HEAD_DIMS, max_sequences=3):
+def plans(
+    draw, *, dtypes, decode=False, head_dims=HEAD_DIMS, block_sizes=BLOCK_SIZES, max_sequences=3
+):
     """Mixed batches: lengths at block edges, tables in random order, blocks shared.
 
     A sequence is [shared prefix | computed by itself before | computed now]; without the first
     two it is a prefill, with one token in the last a decode.
     """
-    block_size = draw(st.sampled_from((*BLOCK_SIZES[:2], *BLOCK_SIZES)))
+    block_size = draw(st.sampled_from((*block_sizes[:2], *block_sizes)))
     edges = [1, block_size - 1, block_size, block_size + 1, 2 * block_size + 1]
     befores = st.sampled_from([0, 0, *edges]) | st.integers(0, 100)
     queries = st.just(1)

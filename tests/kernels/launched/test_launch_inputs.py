@@ -61,6 +61,13 @@ def test_odd_and_oversized_heads_are_refused(head_dim):
         attention(zeros(3, 1, head_dim), cache, cache, BATCH)
 
 
+def test_blocks_in_which_32_bits_cannot_count_are_refused(monkeypatch):
+    monkeypatch.setattr("kernels.launch.MAX_BLOCK_NUMBERS", 16 * 2 * 64 - 1)
+    cache = zeros(2, 16, 2, 64)
+    with pytest.raises(KernelInputError, match="a block of 16 slots holds 2,048 numbers of keys"):
+        attention(zeros(3, 2, 64), cache, cache, BATCH)
+
+
 def test_doubles_are_refused():
     cache = zeros(2, 16, 1, 64, dtype=torch.float64)
     with pytest.raises(KernelInputError, match="the kernels know"):

@@ -39,6 +39,19 @@ def check_paged_attention(module):
         )
 
 
+def check_wide_steps(module):
+    """A step of 32 keys is two blocks."""
+    tile = Tile(16, 32, 4, 2)
+    check_attention(MIXED, lambda *i, out: module.paged_attention(*i, out=out, tile=tile))
+
+
+def check_large_blocks(module):
+    """A block of 32 slots is two steps."""
+    plan = replace(MIXED, block_size=32, block_tables=[[7, 3], [7, 10], [1], [2, 6]], num_padding=0)
+    tile = Tile(16, 16, 4, 2)
+    check_attention(plan, lambda *i, out: module.paged_attention(*i, out=out, tile=tile))
+
+
 def check_split_attention(module):
     def launch(*inputs, out):
         module.split_attention(*inputs, out=out, num_splits=4, tile=Tile(16, 16, 4, 2))
@@ -128,14 +141,32 @@ MUTANTS = {
     "unwritten values are loaded": (
         paged_attention,
         check_paged_attention,
-        "value = tl.load(value_cache + offsets, mask=inside, other=0.0)",
-        "value = tl.load(value_cache + offsets, mask=(dims < HEAD_DIM)[None, :], other=0.0)",
+        "tl.load(value_cache + offsets + blocks, mask=inside, other=0.0)",
+        "tl.load(value_cache + offsets + blocks, mask=(dims < HEAD_DIM)[None, :], other=0.0)",
     ),
     "the block table is not asked": (
         paged_attention,
         check_paged_attention,
-        "row = (block * BLOCK_SIZE + keys % BLOCK_SIZE)",
-        "row = keys.to(tl.int64)",
+        "block = tl.load(block_table + logical, mask=written, other=0).to(tl.int64)",
+        "block = logical.to(tl.int64)",
+    ),
+    "a key's place in its block is that of the step's first": (
+        paged_attention,
+        check_paged_attention,
+        "logical, within = tile // BLOCK_SIZE + steps // BLOCK_SIZE, steps % BLOCK_SIZE",
+        "logical, within = keys // BLOCK_SIZE, steps // BLOCK_SIZE",
+    ),
+    "a step has one block": (
+        paged_attention,
+        check_wide_steps,
+        "logical, within = tile // BLOCK_SIZE + steps // BLOCK_SIZE,",
+        "logical, within = tile // BLOCK_SIZE + steps * 0,",
+    ),
+    "a step that is part of a block begins at its start": (
+        paged_attention,
+        check_large_blocks,
+        "logical, within = keys // BLOCK_SIZE, keys % BLOCK_SIZE",
+        "logical, within = keys // BLOCK_SIZE, steps % BLOCK_SIZE",
     ),
     "query heads are dealt out round robin": (
         paged_attention,
