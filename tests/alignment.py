@@ -118,6 +118,37 @@ class RecordingEngine:
             torch.testing.assert_close(ours, expected, atol=oracle.atol, rtol=oracle.rtol, msg=told)
         return outputs
 
+    def check_half_precision(self, prompts, folder, dtype: str, num_tokens: int) -> int:
+        """Run, and compare with transformers in the same dtype; how many tokens it decides.
+
+        Two right programs round differently, so tokens may differ where the two best logits lie
+        closer together than rounding reaches. The rule: measure transformers' own error in the
+        dtype, its largest distance from its float32 logits on the same tokens. Our error must
+        stay within twice that, and our token must be transformers' wherever the gap between its
+        two best logits exceeds the error.
+        """
+        from transformers import AutoModelForCausalLM
+
+        outputs = self.run(prompts, num_tokens)
+        load = AutoModelForCausalLM.from_pretrained
+        same = Oracle(load(folder, dtype=getattr(torch, dtype)))
+        exact = Oracle(load(folder, dtype=torch.float32))
+        rows = []
+        for name, prompt in prompts.items():
+            tokens = outputs[name].token_ids
+            theirs, true = same.logits(prompt, tokens), exact.logits(prompt, tokens)
+            rows.append((torch.tensor(tokens), self.logits(name, num_tokens), theirs, true))
+        tokens, ours, theirs, true = (torch.cat(part) for part in zip(*rows, strict=True))
+        their_error = (theirs - true).abs().max()
+        our_error = (ours - true).abs().max()
+        assert their_error > 0, "the dtype made no difference: it was not used"
+        assert our_error <= 2 * their_error
+        best = theirs.topk(2).values
+        is_decided = best[:, 0] - best[:, 1] > their_error
+        assert torch.equal(tokens[is_decided], theirs.argmax(dim=-1)[is_decided])
+        assert self.engine.runner._kv[0].keys.dtype == getattr(torch, dtype)
+        return int(is_decided.sum())
+
 
 # Each situation: (model folder, prompts, oracle, num_tokens).
 

@@ -1,21 +1,16 @@
 """bfloat16 and float16 on a CPU, against transformers in the same dtype.
 
-Two right programs round differently, so tokens may differ where the two best logits lie closer
-together than rounding reaches. The rule: measure transformers' own error in the dtype, its
-largest distance from its float32 logits on the same tokens. Our error must stay within twice
-that, and our token must be transformers' wherever the gap between its two best logits exceeds
-the error.
+The rule is that of RecordingEngine.check_half_precision.
 """
 
 import random
 
 import pytest
-import torch
 
 from minivllm.model.loader import resolve_model
 from minivllm.tokenizer import Tokenizer
 from tests import texts
-from tests.alignment import Oracle, RecordingEngine
+from tests.alignment import RecordingEngine
 from tests.tiny_models import VOCAB_SIZE, save_model
 
 NUM_TOKENS = 24
@@ -23,28 +18,9 @@ NUM_TOKENS = 24
 
 def check_dtype(folder, dtype, prompts):
     """Run all prompts in one batch; returns how many of the tokens the gap decides."""
-    from transformers import AutoModelForCausalLM
-
     engine = RecordingEngine(folder, dtype=dtype)
-    outputs = engine.run(prompts, NUM_TOKENS)
-    load = AutoModelForCausalLM.from_pretrained
-    same = Oracle(load(folder, dtype=getattr(torch, dtype)))
-    exact = Oracle(load(folder, dtype=torch.float32))
-    rows = []
-    for name, prompt in prompts.items():
-        tokens = outputs[name].token_ids
-        theirs, true = same.logits(prompt, tokens), exact.logits(prompt, tokens)
-        rows.append((torch.tensor(tokens), engine.logits(name, NUM_TOKENS), theirs, true))
-    tokens, ours, theirs, true = (torch.cat(part) for part in zip(*rows, strict=True))
-    their_error = (theirs - true).abs().max()
-    our_error = (ours - true).abs().max()
-    assert their_error > 0, "the dtype made no difference: it was not used"
-    assert our_error <= 2 * their_error
-    best = theirs.topk(2).values
-    is_decided = best[:, 0] - best[:, 1] > their_error
-    assert torch.equal(tokens[is_decided], theirs.argmax(dim=-1)[is_decided])
-    assert engine.engine.runner._kv[0].keys.dtype == getattr(torch, dtype)
-    return int(is_decided.sum()), len(tokens)
+    decided = engine.check_half_precision(prompts, folder, dtype, NUM_TOKENS)
+    return decided, NUM_TOKENS * len(prompts)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -337,6 +337,17 @@ def test_bits_are_taken_out_of_the_middle():
     assert compute("shr.u32 %r1, %r2, %r3;", 2**31, 31, dtype=np.uint32) == 1
 
 
+@pytest.mark.parametrize(
+    ("choice", "want"), [(0x5410, 0x2211_6655), (0x7632, 0x4433_8877), (0x3210, 0x8877_6655),
+                         (0x0008, 0x5555_5500), (0x000B, 0x5555_55FF)]
+)  # fmt: skip
+def test_bytes_of_two_registers_are_chosen(choice, want):
+    found = compute(
+        "prmt.b32 %r1, %r2, %r3, %r4;", 0x8877_6655, 0x4433_2211, choice, dtype=np.uint32
+    )
+    assert hex(found) == hex(want)
+
+
 def test_bfloat16_is_rounded_as_torch_rounds_it():
     values = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 1e3
     ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 3.4e38, math.inf, -0.0, 1e-40])

@@ -192,6 +192,24 @@ def _bits(a: Array, first: Array, length: Array) -> Array:
     return shifted
 
 
+def _permute(modifiers: Modifiers) -> Signature:
+    if modifiers != ("b32",):
+        raise KeyError(modifiers)
+    return Signature(_chosen_bytes, "b32", ("b32", "b32", "b32"))
+
+
+def _chosen_bytes(a: Array, b: Array, choice: Array) -> Array:
+    """Each 4 bits of `choice` name one of the 8 bytes of b and a; above 7, its sign 8 times."""
+    both = b.astype(np.uint64) << np.uint64(32) | a
+    found = np.zeros((), np.uint32)
+    for place in range(0, 32, 8):
+        number = (choice >> np.uint32(place // 2) & np.uint32(0xF)).astype(np.uint64)
+        byte = (both >> np.uint64(8) * (number & np.uint64(7)) & np.uint64(0xFF)).astype(np.uint32)
+        signs = np.where(byte & 0x80, np.uint32(0xFF), np.uint32(0))
+        found = found | np.where(number > 7, signs, byte) << np.uint32(place)
+    return found
+
+
 def _compare(modifiers: Modifiers) -> Signature:
     relation, kind = modifiers if len(modifiers) == 2 else ("", "")
     if _is_float(kind) and relation.endswith("u"):  # true if one is NaN
@@ -265,6 +283,7 @@ _FAMILIES: dict[str, Callable[[Modifiers], Signature]] = {
     "shl": _shift(np.left_shift),
     "shr": _shift(np.right_shift),
     "bfe": _extract,
+    "prmt": _permute,
     "setp": _compare,
     "selp": _select,
     "cvt": _convert,

@@ -6,6 +6,7 @@ with PtxMachine(90).launching():
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,8 +32,9 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-# Where a launcher asks what the device can do.
-ASKS_FOR_CAPABILITY = ("attention", "paged_attention", "split_attention")
+# Where a launcher asks what the device can do; and where the other kernels are.
+ASK_FOR_CAPABILITY = ("attention", "paged_attention", "split_attention")
+OTHERS = ("rms_norm", "rotary", "silu_and_mul", "store_kv")
 
 
 class Compiled(NamedTuple):
@@ -85,12 +87,15 @@ class PtxMachine:
             values = dict(zip(kernel.arg_names, arguments, strict=False)) | named
             self.launches.append(self._launch(kernel, values, grid, settings))
 
+        for module in (*ASK_FOR_CAPABILITY, *OTHERS):
+            # With the variable below, a kernel that is imported only then would be interpreted.
+            importlib.import_module(f"kernels.{module}")
         self.launches.clear()
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(JITFunction, "run", run))
             # Launchers ask for it where a tensor is on no GPU.
             stack.enter_context(mock.patch.dict("os.environ", TRITON_INTERPRET="1"))
-            for module in ASKS_FOR_CAPABILITY:
+            for module in ASK_FOR_CAPABILITY:
                 name = f"kernels.{module}.capability"
                 stack.enter_context(mock.patch(name, return_value=self.capability))
             yield self

@@ -144,4 +144,4 @@ def _register_or_number(text: str) -> Register | Immediate:
         return Register(text)
     if text.startswith("0f"):
         return Immediate(int(text[2:], 16))
-    return Immediate(int(text, 0))
+    return Immediate(int(text.removesuffix("U"), 0))

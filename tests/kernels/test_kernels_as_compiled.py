@@ -309,9 +309,10 @@ def test_the_machine_notices_barriers_that_are_missing(machines):
     change = Changed(r"bar\.sync\s+0;", "bar.sync 0;")
     check_changed(80, LONG_DECODE, change)
     noticed = [barrier_is_missed(change.pattern, which) for which in range(change.num_found)]
-    # The compiler puts one before the first copy to memory where nobody has been yet.
-    assert noticed.count(False) <= 1
+    # The compiler puts some where nobody could meet, before the first copy for example: one with
+    # triton 3.7, five with 3.6.
     assert noticed.count(True) > 5
+    assert noticed.count(True) > noticed.count(False)
 
 
 def barrier_is_missed(pattern, which):
