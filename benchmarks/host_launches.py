@@ -10,7 +10,6 @@ Triton itself needs for one is not in here. While the host launches, a GPU can a
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import tempfile
 from collections import Counter
@@ -27,6 +26,7 @@ import torch
 
 from benchmarks.gpu.workload import QWEN3_06B, save_random_model
 from benchmarks.host_step import BLOCK_SIZE, TINY
+from benchmarks.launches import launches_replaced
 from benchmarks.machine import machine
 from kernels.available import INTERPRET, NO_TRITON
 from minivllm import EngineConfig, SamplingParams
@@ -39,20 +39,14 @@ CACHED, REST = 4096, 32
 @contextmanager
 def launching_nothing() -> Iterator[Counter[str]]:
     """Count the launches of our kernels by name, and let them do nothing, on any device."""
-    from triton.runtime.jit import JITFunction
-
-    # Made to be compiled, and not to be interpreted, before the variable is set.
-    for module in ("rms_norm", "silu_and_mul", "step_attention"):
-        importlib.import_module(f"kernels.{module}")
     launched: Counter[str] = Counter()
 
     def run(kernel: Any, *_: object, **__: object) -> None:
         launched[kernel.__name__] += 1
 
     with (
-        mock.patch.object(JITFunction, "run", run),
-        # The launchers ask for it on a CPU, the runner for whatever else would be missing.
-        mock.patch.dict(os.environ, {INTERPRET: "1"}),
+        launches_replaced(run),
+        # The runner asks for whatever else would be missing here.
         mock.patch("minivllm.model.runner.choose_backend", return_value="triton"),
     ):
         yield launched

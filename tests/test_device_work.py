@@ -5,7 +5,6 @@ CPU. So a forward pass that goes through waits for no device, which a CUDA graph
 and has all it needs in one place. Kernels are not run: it is noted what they are launched with.
 """
 
-import importlib
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 
 from triton.runtime.jit import JITFunction
 
+from benchmarks.launches import launches_replaced
 from kernels.decode_graphs import DecodeGraphs
 from kernels.errors import KernelInputError
 from minivllm import EngineConfig
@@ -31,22 +31,17 @@ NUM_BLOCKS, BLOCK_SIZE = 20, 16
 
 
 @pytest.fixture
-def launched(monkeypatch):
+def launched():
     """The names of the kernels that were launched; each launch is checked to be on one device."""
     names = []
-    # Compiled kernels, not interpreted ones: made so before the variable below is set.
-    for module in ("attention", "rms_norm", "rotary", "silu_and_mul", "step_attention"):
-        importlib.import_module(f"kernels.{module}")
 
     def launch(kernel, *arguments, **constants):
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         assert {tensor.device for tensor in tensors} == {META}, kernel.__name__
         names.append(kernel.__name__)
 
-    monkeypatch.setattr(JITFunction, "run", launch)
-    # A launcher asks for it where the device is no GPU.
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    return names
+    with launches_replaced(launch):
+        yield names
 
 
 def runner_on_meta(monkeypatch, folder):

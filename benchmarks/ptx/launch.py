@@ -6,7 +6,6 @@ with PtxMachine(90).launching():
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.launches import launches_replaced
 from benchmarks.ptx.arithmetic import Array
 from benchmarks.ptx.block import Block
 from benchmarks.ptx.code import Code
@@ -32,9 +32,8 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-# Where a launcher asks what the device can do; and where the other kernels are.
+# Where a launcher asks what the device can do.
 ASK_FOR_CAPABILITY = ("attention", "paged_attention", "split_attention")
-OTHERS = ("rms_norm", "rotary", "silu_and_mul", "store_kv")
 
 
 class Compiled(NamedTuple):
@@ -80,21 +79,15 @@ class PtxMachine:
     @contextmanager
     def launching(self) -> Iterator[PtxMachine]:
         """Within it each launch of a Triton kernel runs here, with tensors on the CPU."""
-        from triton.runtime.jit import JITFunction
 
         def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
             settings = {name: named.pop(name) for name in [*named] if name not in kernel.arg_names}
             values = dict(zip(kernel.arg_names, arguments, strict=False)) | named
             self.launches.append(self._launch(kernel, values, grid, settings))
 
-        for module in (*ASK_FOR_CAPABILITY, *OTHERS):
-            # With the variable below, a kernel that is imported only then would be interpreted.
-            importlib.import_module(f"kernels.{module}")
         self.launches.clear()
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(JITFunction, "run", run))
-            # Launchers ask for it where a tensor is on no GPU.
-            stack.enter_context(mock.patch.dict("os.environ", TRITON_INTERPRET="1"))
+            stack.enter_context(launches_replaced(run))
             for module in ASK_FOR_CAPABILITY:
                 name = f"kernels.{module}.capability"
                 stack.enter_context(mock.patch(name, return_value=self.capability))
