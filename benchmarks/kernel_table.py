@@ -30,7 +30,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -38,6 +38,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.markdown import Column, table
 from kernels.launch import Tile, shared_memory
 
 DTYPES = ("bf16", "fp16", "fp32")
@@ -376,14 +377,6 @@ def compile_all(cases: Sequence[Case], jobs: int, tile: Tile | None = None) -> I
             yield from pool.map(partial(compile_case, tile=tile), cases)
 
 
-class Column(NamedTuple):
-    """A column of the table: its head, whether it holds numbers, and a row's value in it."""
-
-    head: str
-    is_number: bool
-    value: Callable[[Row], object]
-
-
 COLUMNS = (
     Column("kernel", False, lambda row: row.kernel),
     Column("target", False, lambda row: row.target),
@@ -399,26 +392,6 @@ COLUMNS = (
     Column("copies B", False, lambda row: row.copies),
     Column("", False, lambda row: row.problem),
 )
-
-
-def table(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table. What is the same in all of them stands once, above it."""
-    shown, common = [], []
-    for column in COLUMNS:
-        values = {column.value(row) for row in rows}
-        if len(rows) < 2 or len(values) > 1:
-            shown.append(column)
-        elif value := str(values.pop()):
-            common.append(f"{column.head} {value}".strip())
-    lines = [", ".join(common), ""] if common else []
-    lines.append(_line(column.head for column in shown))
-    lines.append(f"|{'|'.join('---:' if column.is_number else '---' for column in shown)}|")
-    lines += [_line(column.value(row) for column in shown) for row in rows]
-    return "\n".join(lines)
-
-
-def _line(cells: Iterable[object]) -> str:
-    return "| " + " | ".join(str(cell).replace("\n", " ") for cell in cells) + " |"
 
 
 def tile_of(text: str) -> Tile:
@@ -459,7 +432,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(row)
         if sys.stderr.isatty():
             print(f"\r{len(rows)} of {len(cases)}", end="", file=sys.stderr, flush=True)
-    print(table(rows))
+    print(table(rows, COLUMNS))
     print(f"\n{len(rows)} compilations in {time.perf_counter() - start:.0f} s")
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))

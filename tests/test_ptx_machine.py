@@ -164,11 +164,11 @@ def test_an_address_that_a_gpu_would_end_the_launch_for(body, message):
 
 def test_sectors_are_counted_once_for_each_instruction_of_a_warp():
     tensor = torch.zeros(64)
-    block = run("\tld.global.b32 %r1, [%rd2];", tensor, num_threads=64)
-    assert block.memory.sectors_read == {"tensor": 64 * 4 / 32}
+    block = run("\tld.global.b32 %r1, [%rd2];\n" * 3, tensor, num_threads=64)
+    assert (block.memory.bytes_moved, block.memory.bytes_touched) == (3 * 64 * 4, 64 * 4)
     # 8 numbers apart: each thread asks for a sector of its own.
     body = "\tshl.b64 %rd3, %rd1, 3;\n\tadd.s64 %rd4, %rd0, %rd3;\n\tst.global.b32 [%rd4], %r0;"
-    assert run(body, torch.zeros(256)).memory.sectors_written == {"tensor": 32}
+    assert run(body, torch.zeros(256)).memory.num_requests == 32
 
 
 def words(*values):

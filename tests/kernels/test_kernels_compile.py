@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.kernel_table import (
+    COLUMNS,
     PAGED,
     SELECTIONS,
     SHARED_LIMITS,
@@ -18,8 +19,8 @@ from benchmarks.kernel_table import (
     late_loads_of,
     pairwise_cases,
     programs_side_by_side,
-    table,
 )
+from benchmarks.markdown import table
 from kernels.launch import shared_memory
 from tests.interpreter import ROOT, needs_triton
 
@@ -140,7 +141,9 @@ def test_any_two_values_of_the_combinations_meet_in_the_pairwise_selection():
 
 def test_what_is_the_same_in_all_rows_stands_once_above_the_table():
     row = Row("split", "sm_90", "bf16", 64, 16, "16x64 4w 5s", 62, 0, 37_376, 6, "mma", "4 16")
-    lines = table([row, replace(row, target="sm_80", registers=70, programs=4)]).splitlines()
+    lines = table(
+        [row, replace(row, target="sm_80", registers=70, programs=4)], COLUMNS
+    ).splitlines()
     assert lines == [
         "kernel split, dtype bf16, head 64, block 16, tile 16x64 4w 5s, spilled B 0,"
         " shared B 37376, products mma, copies B 4 16",
@@ -154,6 +157,6 @@ def test_what_is_the_same_in_all_rows_stands_once_above_the_table():
 
 def test_a_row_without_a_result_has_every_column_and_says_why():
     row = Row("split", "gfx942", "bf16", 64, 16, problem="two\nlines")
-    lines = table([row]).splitlines()
+    lines = table([row], COLUMNS).splitlines()
     assert {line.count("|") for line in lines} == {14}
     assert lines[-1] == "| split | gfx942 | bf16 | 64 | 16 |  |  |  |  |  |  |  | two lines |"

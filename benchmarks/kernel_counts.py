@@ -1,0 +1,223 @@
+"""What the kernels do when they run, counted without a GPU: their PTX is executed on a CPU.
+
+    python -m benchmarks.kernel_counts                    bfloat16, head size 128
+    python -m benchmarks.kernel_counts --head 64 --target sm_90 --kernel decode prefill
+
+Each kernel runs on a small piece of work, see WORKS, in the machine of benchmarks/ptx. A count is
+no time. But so many instructions take at least so many cycles, and what is read twice is paid for:
+
+    instructions    of all warps of all programs, as PTX has them
+    barriers        of a program, at which its warps wait for each other
+    moved KB        what was read and written, in sectors of 32 bytes
+    distinct KB     the same, each sector once
+    turns, least    of the banks of shared memory; and how many if no two threads had met at one
+    bytes a cycle   distinct ones, on one multiprocessor, if each of its four schedulers starts an
+                    instruction in every cycle: faster no kernel can be
+    products        multiplications and additions in products of tiles, a cycle, likewise
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from math import prod
+from typing import NamedTuple
+from unittest import mock
+
+import torch
+
+from benchmarks.markdown import Column, table
+from benchmarks.ptx.launch import Launched, PtxMachine
+from benchmarks.ptx.parse import Instruction
+from kernels.available import NO_TRITON
+from kernels.batch import PagedBatch
+from kernels.layer_parts import HeadNorms
+
+TARGETS = ("sm_80", "sm_90", "sm_120")
+DTYPE = torch.bfloat16
+NUM_SCHEDULERS = 4
+"""Of a multiprocessor; each starts at most one instruction a cycle. CUDA C++ Programming Guide."""
+
+BLOCK_SIZE = 16
+GROUP_SIZE = 2  # query heads of a KV head: Qwen3-0.6B's
+NUM_TOKENS = 4  # for kernels that take one token as the other
+NUM_HEADS, NUM_KV_HEADS, HIDDEN, INNER = 16, 8, 1024, 3072  # Qwen3-0.6B's
+
+
+def attend(start: int, end: int, num_splits: int, head_dim: int) -> None:
+    """One sequence computes [start, end) with one KV head; blocks lie in a drawn order."""
+    from kernels.paged_attention import paged_attention
+    from kernels.split_attention import split_attention
+
+    num_blocks = -(-end // BLOCK_SIZE)
+    tables = [torch.randperm(num_blocks).tolist()]
+    batch = PagedBatch.from_host(
+        tables, [(start, end)], num_blocks=num_blocks, block_size=BLOCK_SIZE
+    )
+    query = torch.randn(end - start, GROUP_SIZE, head_dim).to(DTYPE)
+    key, value = (torch.randn(num_blocks, BLOCK_SIZE, 1, head_dim).to(DTYPE) for _ in range(2))
+    if num_splits == 1:
+        paged_attention(query, key, value, batch)
+    else:
+        split_attention(query, key, value, batch, num_splits=num_splits)
+
+
+def store(rotates: bool, norms: bool, head_dim: int) -> None:
+    """The keys and values of NUM_TOKENS sequences go to their slots."""
+    from kernels.rotary import rotary_store_kv
+    from kernels.store_kv import store_kv
+
+    tables = [[block] for block in range(NUM_TOKENS)]
+    batch = PagedBatch.from_host(
+        tables, [(3, 4)] * NUM_TOKENS, num_blocks=NUM_TOKENS, block_size=BLOCK_SIZE
+    )
+    shape = (NUM_TOKENS, BLOCK_SIZE, NUM_KV_HEADS, head_dim)
+    keys, values = torch.zeros(shape).to(DTYPE), torch.zeros(shape).to(DTYPE)
+    heads = torch.randn(NUM_TOKENS, NUM_HEADS + 2 * NUM_KV_HEADS, head_dim).to(DTYPE)
+    sizes = [NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS]
+    query, key, value = torch.split(heads, sizes, dim=1)
+    if not rotates:
+        store_kv(key, value, keys, values, batch)
+        return
+    cos, sin = (torch.randn(BLOCK_SIZE, head_dim // 2) for _ in range(2))
+    weights = [torch.randn(head_dim).to(DTYPE) for _ in range(2)]
+    of_heads = HeadNorms(weights[0], weights[1], 1e-6) if norms else None
+    rotary_store_kv(query, key, value, cos, sin, keys, values, batch, norms=of_heads)
+
+
+def normalise(adds: bool) -> None:
+    """Rows of a model, with and without a residual."""
+    from kernels.rms_norm import add_rms_norm, rms_norm
+
+    hidden, residual = (torch.randn(NUM_TOKENS, HIDDEN).to(DTYPE) for _ in range(2))
+    weight = torch.randn(HIDDEN).to(DTYPE)
+    if adds:
+        add_rms_norm(hidden, residual, weight, 1e-6)
+    else:
+        rms_norm(hidden, weight, 1e-6)
+
+
+def gate() -> None:
+    """Rows of gate and up."""
+    from kernels.silu_and_mul import silu_and_mul
+
+    silu_and_mul(torch.randn(NUM_TOKENS, 2 * INNER).to(DTYPE))
+
+
+WORKS: dict[str, Callable[[int], None]] = {
+    "decode": lambda head_dim: attend(2047, 2048, 1, head_dim),
+    "prefill": lambda head_dim: attend(1536, 2048, 1, head_dim),
+    "split": lambda head_dim: attend(2047, 2048, 4, head_dim),
+    "split_prefill": lambda head_dim: attend(1984, 2048, 4, head_dim),
+    "store_kv": lambda head_dim: store(False, False, head_dim),
+    "rotary_store_kv": lambda head_dim: store(True, False, head_dim),
+    "normed_rotary_store_kv": lambda head_dim: store(True, True, head_dim),
+    "rms_norm": lambda head_dim: normalise(False),
+    "add_rms_norm": lambda head_dim: normalise(True),
+    "silu_and_mul": lambda head_dim: gate(),
+}
+
+
+class Counts(NamedTuple):
+    """What one launch did; see above."""
+
+    kernel: str
+    target: str
+    num_programs: int
+    instructions: int
+    barriers: int
+    moved: int
+    distinct: int
+    turns: int
+    least_turns: int
+    products: int
+
+    @property
+    def cycles(self) -> float:
+        """At least, on one multiprocessor."""
+        return self.instructions / NUM_SCHEDULERS
+
+
+def counts_of(work: str, target: str, launched: Launched) -> Counts:
+    """The sums of a launch over its programs and warps."""
+    num_programs, num_warps = prod(launched.grid), launched.program.num_threads // 32
+    pairs = list(zip(launched.program.instructions, launched.executed.tolist(), strict=True))
+    barriers = sum(count for each, count in pairs if each.opcode[:2] == ("bar", "sync"))
+    name = "merge" if launched.kernel == "merge_splits_kernel" else work
+    return Counts(
+        kernel=name,
+        target=target,
+        num_programs=num_programs,
+        instructions=num_warps * sum(count for _, count in pairs),
+        barriers=round(barriers / num_programs),
+        moved=launched.memory.bytes_moved,
+        distinct=launched.memory.bytes_touched,
+        turns=launched.wavefronts,
+        least_turns=launched.least_wavefronts,
+        products=num_warps * sum(count * products_of(each) for each, count in pairs),
+    )
+
+
+def products_of(instruction: Instruction) -> int:
+    """Multiplications and additions of a warp in one instruction for tensor cores."""
+    shape = re.search(r"\.m(\d+)n(\d+)k(\d+)\.", instruction.text)
+    if shape is None or instruction.opcode[0] not in ("mma", "wgmma"):
+        return 0
+    num_warps = 4 if instruction.opcode[0] == "wgmma" else 1
+    return 2 * prod(map(int, shape.groups())) // num_warps
+
+
+def count(works: Sequence[str], targets: Sequence[str], head_dim: int) -> list[Counts]:
+    """One entry a launch and target."""
+    found = []
+    with tempfile.TemporaryDirectory() as cache:
+        for work in works:
+            for target in targets:
+                torch.manual_seed(0)
+                machine = PtxMachine(int(target.removeprefix("sm_")))
+                with mock.patch.dict("os.environ", TRITON_CACHE_DIR=cache), machine.launching():
+                    WORKS[work](head_dim)
+                found += [counts_of(work, target, launched) for launched in machine.launches]
+    return found
+
+
+COLUMNS = (
+    Column("kernel", False, lambda row: row.kernel),
+    Column("target", False, lambda row: row.target),
+    Column("programs", True, lambda row: row.num_programs),
+    Column("instructions", True, lambda row: f"{row.instructions:,}"),
+    Column("barriers", True, lambda row: row.barriers or ""),
+    Column("moved KB", True, lambda row: f"{row.moved / 1024:,.0f}"),
+    Column("distinct KB", True, lambda row: f"{row.distinct / 1024:,.0f}"),
+    Column("turns", True, lambda row: f"{row.turns:,}" if row.turns else ""),
+    Column("least", True, lambda row: f"{row.least_turns:,}" if row.turns else ""),
+    Column("bytes a cycle", True, lambda row: f"{row.distinct / row.cycles:.0f}"),
+    Column(
+        "products", True, lambda row: f"{row.products / row.cycles:,.0f}" if row.products else ""
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; exit code 2 where Triton cannot compile."""
+    parser = argparse.ArgumentParser(prog="benchmarks.kernel_counts")
+    parser.add_argument("--kernel", nargs="+", choices=WORKS, default=[*WORKS], help="only these")
+    parser.add_argument("--target", nargs="+", choices=TARGETS, default=TARGETS, help="only these")
+    parser.add_argument("--head", type=int, default=128, help="head size (default 128)")
+    asked = parser.parse_args(arguments)
+    if importlib.util.find_spec("triton") is None:
+        print(f"{NO_TRITON} (it exists for Linux only): nothing to count")
+        return 2
+    rows = count(asked.kernel, asked.target, asked.head)
+    print(f"triton {version('triton')}, bfloat16, head size {asked.head}\n")
+    print(table(rows, COLUMNS))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
