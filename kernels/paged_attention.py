@@ -226,9 +226,10 @@ def attention_tile(head_dim: int, dtype: torch.dtype, num_rows: int, capability:
     so the compiler spends two stages on one tile in flight: 5 stages keep two key tiles
     under way, 3 keep one.
 
-    Chosen from what the compiler reports (benchmarks/kernel_table.py): nothing spills in
-    half precision, and shared memory stays below the target's. float32 is for checking:
-    exact products use no tensor core, so its tiles are small.
+    Chosen from what the compiler reports (benchmarks/kernel_table.py) and from what its code does
+    (benchmarks/kernel_counts.py): nothing spills in half precision, and shared memory stays below
+    the target's. float32 is for checking: exact products use no tensor core, so its tiles are
+    small.
     """
     if dtype == torch.float32:
         if num_rows <= 16:
@@ -238,10 +239,14 @@ def attention_tile(head_dim: int, dtype: torch.dtype, num_rows: int, capability:
         return Tile(16, 64 if head_dim <= 64 else 32, 4, 5)
     if head_dim == 256:
         return Tile(64, 32, 8, 3 if shared_memory(capability) < 128 * 1024 else 5)
-    if head_dim <= 64:
+    # Hopper's products read keys from shared memory, and leave registers for a wider step.
+    if 90 <= capability < 120:
         return Tile(128, 64, 8, 5)
-    # Hopper's products read keys from shared memory: a wider step finds room.
-    return Tile(128, 64 if 90 <= capability < 120 else 32, 8, 5)
+    # Elsewhere each warp fetches all keys: few warps with many rows each fetch them less often,
+    # where the rows find room.
+    if head_dim <= 64 and capability < 90:
+        return Tile(128, 32, 4, 5)
+    return Tile(128, 64 if head_dim <= 64 else 32, 8, 5)
 
 
 def count_tiles(batch: PagedBatch, group_size: int, tile: Tile) -> int:

@@ -61,7 +61,7 @@ def decode_tiles() -> list[Tile]:
 
 def prefill_tiles() -> list[Tile]:
     """Tall tiles; of those with 64 rows and four warps, two programs share a multiprocessor."""
-    shapes = ((128, 32, 8), (128, 64, 8), (128, 128, 8), (64, 32, 4), (64, 64, 4))
+    shapes = ((128, 32, 4), (128, 32, 8), (128, 64, 8), (128, 128, 8), (64, 32, 4), (64, 64, 4))
     return [Tile(*shape, stages) for shape, stages in itertools.product(shapes, (3, 5, 7))]
 
 
