@@ -2,6 +2,8 @@
 
     python -m benchmarks.kernel_counts                    bfloat16, head size 128
     python -m benchmarks.kernel_counts --head 64 --target sm_90 --kernel decode prefill
+    python -m benchmarks.kernel_counts --kernel prefill --tile 128,64,8,5 128,32,4,5
+                                                          other tiles: see kernels.launch.Tile
 
 Each kernel runs on a small piece of work, see WORKS, in the machine of benchmarks/ptx. A count is
 no time. But so many instructions take at least so many cycles, and what is read twice is paid for:
@@ -9,11 +11,11 @@ no time. But so many instructions take at least so many cycles, and what is read
     instructions    of all warps of all programs, as PTX has them
     barriers        of a program, at which its warps wait for each other
     moved KB        what was read and written, in sectors of 32 bytes
-    distinct KB     the same, each sector once
-    turns, least    of the banks of shared memory; and how many if no two threads had met at one
-    bytes a cycle   distinct ones, on one multiprocessor, if each of its four schedulers starts an
+    distinct        the same, each sector once
+    turns           of the banks of shared memory; and how many at least, if threads met at one
+    B/cycle         distinct bytes, on one multiprocessor, if each of its four schedulers starts an
                     instruction in every cycle: faster no kernel can be
-    products        multiplications and additions in products of tiles, a cycle, likewise
+    ops/cycle       multiplications and additions in products of tiles, likewise
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ from unittest import mock
 
 import torch
 
+from benchmarks.kernel_table import tile_of
 from benchmarks.markdown import Column, table
 from benchmarks.ptx.launch import Launched, PtxMachine
 from benchmarks.ptx.parse import Instruction
 from kernels.available import NO_TRITON
 from kernels.batch import PagedBatch
+from kernels.launch import Tile
 from kernels.layer_parts import HeadNorms
 
 TARGETS = ("sm_80", "sm_90", "sm_120")
@@ -49,7 +53,14 @@ NUM_TOKENS = 4  # for kernels that take one token as the other
 NUM_HEADS, NUM_KV_HEADS, HIDDEN, INNER = 16, 8, 1024, 3072  # Qwen3-0.6B's
 
 
-def attend(start: int, end: int, num_splits: int, head_dim: int) -> None:
+class Asked(NamedTuple):
+    """What a work is done for: a head size, and maybe another tile of attention."""
+
+    head_dim: int
+    tile: Tile | None = None
+
+
+def attend(start: int, end: int, num_splits: int, asked: Asked) -> None:
     """One sequence computes [start, end) with one KV head; blocks lie in a drawn order."""
     from kernels.paged_attention import paged_attention
     from kernels.split_attention import split_attention
@@ -59,15 +70,16 @@ def attend(start: int, end: int, num_splits: int, head_dim: int) -> None:
     batch = PagedBatch.from_host(
         tables, [(start, end)], num_blocks=num_blocks, block_size=BLOCK_SIZE
     )
-    query = torch.randn(end - start, GROUP_SIZE, head_dim).to(DTYPE)
-    key, value = (torch.randn(num_blocks, BLOCK_SIZE, 1, head_dim).to(DTYPE) for _ in range(2))
+    query = torch.randn(end - start, GROUP_SIZE, asked.head_dim).to(DTYPE)
+    shape = (num_blocks, BLOCK_SIZE, 1, asked.head_dim)
+    key, value = (torch.randn(shape).to(DTYPE) for _ in range(2))
     if num_splits == 1:
-        paged_attention(query, key, value, batch)
+        paged_attention(query, key, value, batch, tile=asked.tile)
     else:
-        split_attention(query, key, value, batch, num_splits=num_splits)
+        split_attention(query, key, value, batch, num_splits=num_splits, tile=asked.tile)
 
 
-def store(rotates: bool, norms: bool, head_dim: int) -> None:
+def store(rotates: bool, norms: bool, asked: Asked) -> None:
     """The keys and values of NUM_TOKENS sequences go to their slots."""
     from kernels.rotary import rotary_store_kv
     from kernels.store_kv import store_kv
@@ -76,16 +88,16 @@ def store(rotates: bool, norms: bool, head_dim: int) -> None:
     batch = PagedBatch.from_host(
         tables, [(3, 4)] * NUM_TOKENS, num_blocks=NUM_TOKENS, block_size=BLOCK_SIZE
     )
-    shape = (NUM_TOKENS, BLOCK_SIZE, NUM_KV_HEADS, head_dim)
+    shape = (NUM_TOKENS, BLOCK_SIZE, NUM_KV_HEADS, asked.head_dim)
     keys, values = torch.zeros(shape).to(DTYPE), torch.zeros(shape).to(DTYPE)
-    heads = torch.randn(NUM_TOKENS, NUM_HEADS + 2 * NUM_KV_HEADS, head_dim).to(DTYPE)
+    heads = torch.randn(NUM_TOKENS, NUM_HEADS + 2 * NUM_KV_HEADS, asked.head_dim).to(DTYPE)
     sizes = [NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS]
     query, key, value = torch.split(heads, sizes, dim=1)
     if not rotates:
         store_kv(key, value, keys, values, batch)
         return
-    cos, sin = (torch.randn(BLOCK_SIZE, head_dim // 2) for _ in range(2))
-    weights = [torch.randn(head_dim).to(DTYPE) for _ in range(2)]
+    cos, sin = (torch.randn(BLOCK_SIZE, asked.head_dim // 2) for _ in range(2))
+    weights = [torch.randn(asked.head_dim).to(DTYPE) for _ in range(2)]
     of_heads = HeadNorms(weights[0], weights[1], 1e-6) if norms else None
     rotary_store_kv(query, key, value, cos, sin, keys, values, batch, norms=of_heads)
 
@@ -109,17 +121,17 @@ def gate() -> None:
     silu_and_mul(torch.randn(NUM_TOKENS, 2 * INNER).to(DTYPE))
 
 
-WORKS: dict[str, Callable[[int], None]] = {
-    "decode": lambda head_dim: attend(2047, 2048, 1, head_dim),
-    "prefill": lambda head_dim: attend(1536, 2048, 1, head_dim),
-    "split": lambda head_dim: attend(2047, 2048, 4, head_dim),
-    "split_prefill": lambda head_dim: attend(1984, 2048, 4, head_dim),
-    "store_kv": lambda head_dim: store(False, False, head_dim),
-    "rotary_store_kv": lambda head_dim: store(True, False, head_dim),
-    "normed_rotary_store_kv": lambda head_dim: store(True, True, head_dim),
-    "rms_norm": lambda head_dim: normalise(False),
-    "add_rms_norm": lambda head_dim: normalise(True),
-    "silu_and_mul": lambda head_dim: gate(),
+WORKS: dict[str, Callable[[Asked], None]] = {
+    "decode": lambda asked: attend(2047, 2048, 1, asked),
+    "prefill": lambda asked: attend(1536, 2048, 1, asked),
+    "split": lambda asked: attend(2047, 2048, 4, asked),
+    "split_prefill": lambda asked: attend(1984, 2048, 4, asked),
+    "store_kv": lambda asked: store(False, False, asked),
+    "rotary_store_kv": lambda asked: store(True, False, asked),
+    "normed_rotary_store_kv": lambda asked: store(True, True, asked),
+    "rms_norm": lambda asked: normalise(False),
+    "add_rms_norm": lambda asked: normalise(True),
+    "silu_and_mul": lambda asked: gate(),
 }
 
 
@@ -128,6 +140,7 @@ class Counts(NamedTuple):
 
     kernel: str
     target: str
+    tile: str
     num_programs: int
     instructions: int
     barriers: int
@@ -143,7 +156,7 @@ class Counts(NamedTuple):
         return self.instructions / NUM_SCHEDULERS
 
 
-def counts_of(work: str, target: str, launched: Launched) -> Counts:
+def counts_of(work: str, target: str, tile: Tile | None, launched: Launched) -> Counts:
     """The sums of a launch over its programs and warps."""
     num_programs, num_warps = prod(launched.grid), launched.program.num_threads // 32
     pairs = list(zip(launched.program.instructions, launched.executed.tolist(), strict=True))
@@ -152,6 +165,7 @@ def counts_of(work: str, target: str, launched: Launched) -> Counts:
     return Counts(
         kernel=name,
         target=target,
+        tile="its own" if tile is None else str(tile),
         num_programs=num_programs,
         instructions=num_warps * sum(count for _, count in pairs),
         barriers=round(barriers / num_programs),
@@ -172,7 +186,7 @@ def products_of(instruction: Instruction) -> int:
     return 2 * prod(map(int, shape.groups())) // num_warps
 
 
-def count(works: Sequence[str], targets: Sequence[str], head_dim: int) -> list[Counts]:
+def count(works: Sequence[str], targets: Sequence[str], asked: Asked) -> list[Counts]:
     """One entry a launch and target."""
     found = []
     with tempfile.TemporaryDirectory() as cache:
@@ -181,24 +195,30 @@ def count(works: Sequence[str], targets: Sequence[str], head_dim: int) -> list[C
                 torch.manual_seed(0)
                 machine = PtxMachine(int(target.removeprefix("sm_")))
                 with mock.patch.dict("os.environ", TRITON_CACHE_DIR=cache), machine.launching():
-                    WORKS[work](head_dim)
-                found += [counts_of(work, target, launched) for launched in machine.launches]
+                    WORKS[work](asked)
+                tile = asked.tile
+                found += [counts_of(work, target, tile, each) for each in machine.launches]
     return found
+
+
+def _turns(row: Counts) -> str:
+    if row.turns == row.least_turns:
+        return f"{row.turns:,}" if row.turns else ""
+    return f"{row.turns:,}, least {row.least_turns:,}"
 
 
 COLUMNS = (
     Column("kernel", False, lambda row: row.kernel),
     Column("target", False, lambda row: row.target),
-    Column("programs", True, lambda row: row.num_programs),
+    Column("tile", False, lambda row: row.tile),
     Column("instructions", True, lambda row: f"{row.instructions:,}"),
     Column("barriers", True, lambda row: row.barriers or ""),
     Column("moved KB", True, lambda row: f"{row.moved / 1024:,.0f}"),
-    Column("distinct KB", True, lambda row: f"{row.distinct / 1024:,.0f}"),
-    Column("turns", True, lambda row: f"{row.turns:,}" if row.turns else ""),
-    Column("least", True, lambda row: f"{row.least_turns:,}" if row.turns else ""),
-    Column("bytes a cycle", True, lambda row: f"{row.distinct / row.cycles:.0f}"),
+    Column("distinct", True, lambda row: f"{row.distinct / 1024:,.0f}"),
+    Column("turns", True, _turns),
+    Column("B/cycle", True, lambda row: f"{row.distinct / row.cycles:.0f}"),
     Column(
-        "products", True, lambda row: f"{row.products / row.cycles:,.0f}" if row.products else ""
+        "ops/cycle", True, lambda row: f"{row.products / row.cycles:,.0f}" if row.products else ""
     ),
 )
 
@@ -209,11 +229,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernel", nargs="+", choices=WORKS, default=[*WORKS], help="only these")
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=TARGETS, help="only these")
     parser.add_argument("--head", type=int, default=128, help="head size (default 128)")
+    parser.add_argument(
+        "--tile", nargs="+", type=tile_of, default=[None], metavar="M,N,WARPS,STAGES",
+        help="for attention",
+    )  # fmt: skip
     asked = parser.parse_args(arguments)
     if importlib.util.find_spec("triton") is None:
         print(f"{NO_TRITON} (it exists for Linux only): nothing to count")
         return 2
-    rows = count(asked.kernel, asked.target, asked.head)
+    rows = [
+        row
+        for tile in asked.tile
+        for row in count(asked.kernel, asked.target, Asked(asked.head, tile))
+    ]
     print(f"triton {version('triton')}, bfloat16, head size {asked.head}\n")
     print(table(rows, COLUMNS))
     return 0
