@@ -20,7 +20,7 @@ import triton.language as tl
 
 from kernels.batch import PagedBatch
 from kernels.errors import KernelInputError
-from kernels.launch import Tile, capability, next_power_of_two, padded_head_dim
+from kernels.launch import Tile, capability, next_power_of_two, padded_head_dim, shared_memory
 from kernels.paged_attention import attend, attention_tile, check_attention, count_tiles, find_tile
 
 MAX_SPLITS = 64
@@ -40,18 +40,20 @@ class Parts(NamedTuple):
 SHORT = Parts(256, 4)
 """Tiles of 16 rows: decodes."""
 
-TALL = Parts(512, 2)
+TALL = Parts(512, 3)
 """Tiles of a prompt: the more rows, the more there is to merge."""
 
 
 def split_tile(head_dim: int, dtype: torch.dtype, num_rows: int, capability: int) -> Tile:
-    """The program's shape, see attention_tile; a prompt's is half as tall.
+    """The program's shape, see attention_tile; a prompt's is half as tall, for half of the warps.
 
     Parts are stored in float32, whose addresses take registers; and few rows are not to wait for
-    one program.
+    one program. (Eight warps would find 64 rows too few, and multiply half of them twice.)
     """
     tile = attention_tile(head_dim, dtype, num_rows, capability)
-    return tile if tile.block_m <= 64 else Tile(64, 64, 8, 5)
+    if tile.block_m <= 64:
+        return tile
+    return Tile(64, 32, 4, 3 if shared_memory(capability) < 128 * 1024 else 5)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "max_blocks"])
@@ -203,7 +205,7 @@ def choose_num_splits(
                64     4,096                512        1
                 8       200                 64        1
 
-    The last 64 tokens of a prompt behind 4,096 others, 2 heads each: 3 tiles and 8 splits.
+    The last 64 tokens of a prompt behind 32,768 others, 2 heads each: 3 tiles and 16 splits.
     """
     most = min(
         parts.room * num_multiprocessors // (num_tiles * num_kv_heads),
