@@ -238,6 +238,8 @@ def attention_tile(head_dim: int, dtype: torch.dtype, num_rows: int, capability:
     if num_rows <= 16:
         return Tile(16, 64 if head_dim <= 64 else 32, 4, 5)
     if head_dim == 256:
+        # Four warps would do for 64 rows; but they have no registers for the sums, so that eight
+        # share these and multiply the scores twice.
         return Tile(64, 32, 8, 3 if shared_memory(capability) < 128 * 1024 else 5)
     # Hopper's products read keys from shared memory, and leave registers for a wider step.
     if 90 <= capability < 120:

@@ -22,6 +22,10 @@ NO_INTERPRETER = why_no_interpreter()
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
 )
+needs_compiler = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1",
+    reason="TRITON_INTERPRET is set: Triton compiles nothing in this process",
+)
 needs_interpreter = pytest.mark.skipif(NO_INTERPRETER is not None, reason=str(NO_INTERPRETER))
 
 

@@ -5,7 +5,6 @@ when the prefix is found in the cache. How far the logits may be from transforme
 RecordingEngine.check_half_precision.
 """
 
-import os
 import random
 
 import pytest
@@ -16,15 +15,10 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 
 from benchmarks.ptx.launch import PtxMachine
 from tests.alignment import BLOCK_SIZE, RecordingEngine
+from tests.interpreter import needs_compiler
 from tests.tiny_models import one_thread
 
-pytestmark = [
-    pytest.mark.kernels,
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") == "1",
-        reason="TRITON_INTERPRET is set: Triton compiles nothing in this process",
-    ),
-]
+pytestmark = [pytest.mark.kernels, needs_compiler]
 
 VOCAB_SIZE = 128
 NUM_TOKENS = 4

@@ -92,6 +92,8 @@ def test_what_cannot_be_read_is_refused(body):
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r1}, {%r2}, {%r3}, {%r4};",
         "shfl.sync.up.b32 %r1, %r2, 1, 0, -1;",
         "atom.global.add.u32 %r1, [%rd2], 1;",
+        "ld.local.b32 %r1, [%rd2];",
+        "st.shared::cluster.b32 [%r1], %r2;",
     ],
 )
 def test_an_instruction_that_is_not_known_is_refused_by_name(text):

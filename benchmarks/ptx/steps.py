@@ -12,8 +12,10 @@ import numpy as np
 from benchmarks.ptx.arithmetic import TYPES, signature
 from benchmarks.ptx.block import Block, Mask, Step
 from benchmarks.ptx.exchange import EXCHANGES
+from benchmarks.ptx.global_memory import GlobalMemory
 from benchmarks.ptx.operands import addresses, constant, reader, register, registers
 from benchmarks.ptx.parse import Address, Instruction, Program, PtxError, Vector
+from benchmarks.ptx.shared_memory import SharedMemory
 from benchmarks.ptx.tensor_cores import multiply, multiply_async
 
 
@@ -84,19 +86,29 @@ def _barrier(instruction: Instruction) -> Step:
     return step
 
 
+def _memory(instruction: Instruction) -> Callable[[Block], GlobalMemory | SharedMemory]:
+    """Which of a program's two memories a load or a store is for."""
+    space, _, whose = instruction.opcode[1].partition("::")
+    if space == "shared" and whose in ("", "cta"):
+        return lambda block: block.shared
+    if space == "global":
+        return lambda block: block.memory
+    raise PtxError(f"unknown instruction {instruction.text}")
+
+
 def _load(instruction: Instruction) -> Step:
-    space, kind = instruction.opcode[1], instruction.opcode[-1]
+    kind = instruction.opcode[-1]
     target, source = instruction.operands
-    if space == "param":
+    if instruction.opcode[1] == "param":
         return _load_parameter(register(target), source)
+    memory_of = _memory(instruction)
     names, where = registers(target), addresses(source)
     size = np.dtype(TYPES[kind]).itemsize
     width = size * len(names)
 
     def step(block: Block, mask: Mask) -> None:
         who = block.threads(mask)
-        memory = block.shared if space == "shared" else block.memory
-        found = memory.read(where(block)[who], width, who).view(f"u{size}")
+        found = memory_of(block).read(where(block)[who], width, who).view(f"u{size}")
         for part, name in enumerate(names):
             block.registers[name][who] = found[:, part]
 
@@ -116,7 +128,7 @@ def _load_parameter(name: str, source: object) -> Step:
 
 
 def _store(instruction: Instruction) -> Step:
-    space, kind = instruction.opcode[1], instruction.opcode[-1]
+    kind, memory_of = instruction.opcode[-1], _memory(instruction)
     target, source = instruction.operands
     values = source.registers if isinstance(source, Vector) else (source,)
     reads, where = [reader(each, kind) for each in values], addresses(target)
@@ -124,8 +136,7 @@ def _store(instruction: Instruction) -> Step:
     def step(block: Block, mask: Mask) -> None:
         who, num_threads = block.threads(mask), block.program.num_threads
         parts = [np.broadcast_to(read(block), num_threads)[who] for read in reads]
-        memory = block.shared if space == "shared" else block.memory
-        memory.write(where(block)[who], np.stack(parts, axis=1).view(np.uint8), who)
+        memory_of(block).write(where(block)[who], np.stack(parts, axis=1).view(np.uint8), who)
 
     return step
 

@@ -1,13 +1,12 @@
 """What can be counted of the kernels' speed without a GPU: see benchmarks/kernel_counts.py."""
 
-import os
-
 import pytest
 
 from benchmarks import kernel_counts
 from benchmarks.kernel_counts import Asked, products_of
 from benchmarks.ptx.parse import Instruction
 from kernels.launch import Tile
+from tests.interpreter import needs_compiler, needs_triton
 
 # What an H200's memory brings: 4.8 TB a second, for 132 multiprocessors at 1.83 GHz. Data sheet.
 BYTES_A_CYCLE = 4.8e12 / 132 / 1.83e9
@@ -34,14 +33,13 @@ def test_the_products_of_a_warp_are_counted(text, products):
 @pytest.fixture(scope="module")
 def counted():
     """By kernel and target."""
-    pytest.importorskip("triton", reason="the package triton is not installed")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("TRITON_INTERPRET is set: Triton compiles nothing in this process")
     rows = kernel_counts.count([*kernel_counts.WORKS], ["sm_80", "sm_90"], Asked(128))
     return {(row.kernel, row.target): row for row in rows}
 
 
 @pytest.mark.kernels
+@needs_compiler
+@needs_triton
 def test_a_decode_reads_each_key_once_and_leaves_the_rest_of_the_cycles_to_memory(counted):
     for kernel in ("decode", "split"):
         for target in ("sm_80", "sm_90"):
@@ -53,12 +51,16 @@ def test_a_decode_reads_each_key_once_and_leaves_the_rest_of_the_cycles_to_memor
 
 
 @pytest.mark.kernels
+@needs_compiler
+@needs_triton
 def test_no_two_threads_wait_for_one_bank(counted):
     for (kernel, target), row in counted.items():
         assert row.turns == row.least_turns, (kernel, target)
 
 
 @pytest.mark.kernels
+@needs_compiler
+@needs_triton
 def test_no_product_is_computed_twice(counted):
     """Of a tile, all rows with all keys that one of them sees, a few more to fill a step."""
     rows = {"decode": (16, [2048]), "split": (16, [2048])}
@@ -72,6 +74,8 @@ def test_no_product_is_computed_twice(counted):
 
 
 @pytest.mark.kernels
+@needs_compiler
+@needs_triton
 def test_kernels_of_rows_move_what_they_must(counted):
     hidden, heads = 4 * 1024 * 2, 4 * 128 * 2  # of four tokens; of each head
     must = {
@@ -88,6 +92,8 @@ def test_kernels_of_rows_move_what_they_must(counted):
 
 
 @pytest.mark.kernels
+@needs_compiler
+@needs_triton
 def test_without_wgmma_the_banks_are_no_slower_than_the_products_at_head_size_64(counted):
     (own,) = kernel_counts.count(["prefill"], ["sm_80"], Asked(64))
     (other,) = kernel_counts.count(["prefill"], ["sm_80"], Asked(64, Tile(128, 64, 8, 5)))
@@ -95,6 +101,8 @@ def test_without_wgmma_the_banks_are_no_slower_than_the_products_at_head_size_64
 
 
 @pytest.mark.kernels
+@needs_compiler
+@needs_triton
 def test_instructions_leave_time_for_all_products_of_a_prompt(counted):
     # Tensor cores do 2,048 a cycle on an A100 and 4,096 on an H100, by NVIDIA's data sheets.
     assert counted["prefill", "sm_80"].products / counted["prefill", "sm_80"].cycles > 2048
@@ -102,6 +110,8 @@ def test_instructions_leave_time_for_all_products_of_a_prompt(counted):
 
 
 @pytest.mark.kernels
+@needs_compiler
+@needs_triton
 def test_parts_are_merged_without_a_barrier(counted):
     for target in ("sm_80", "sm_90"):
         assert counted["merge", target].barriers == 0
@@ -109,6 +119,8 @@ def test_parts_are_merged_without_a_barrier(counted):
 
 
 @pytest.mark.kernels
+@needs_compiler
+@needs_triton
 def test_one_row_stands_for_one_launch(counted):
     assert counted["split", "sm_90"].num_programs == 4
     assert counted["prefill", "sm_90"].num_programs == 512 * 2 // 128 + 1

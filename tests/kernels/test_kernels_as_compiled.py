@@ -6,7 +6,6 @@ multiplied in float32. The traps are those of kernel_testing.py. Others come wit
 address outside of a tensor, and no race for shared memory.
 """
 
-import os
 import re
 from dataclasses import replace
 
@@ -34,14 +33,9 @@ from kernels.silu_and_mul import silu_and_mul
 from kernels.split_attention import split_attention
 from kernels.step_attention import TritonAttention
 from kernels.store_kv import store_kv
+from tests.interpreter import needs_compiler
 
-pytestmark = [
-    pytest.mark.kernels,
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") == "1",
-        reason="TRITON_INTERPRET is set: Triton compiles nothing in this process",
-    ),
-]
+pytestmark = [pytest.mark.kernels, needs_compiler]
 
 BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
 EPSILON = 1e-5
