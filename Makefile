@@ -85,6 +85,8 @@ figures: $(READY)  ## measure and draw the book's figures again (half an hour, b
 	  > docs/figures/kernel-room.txt
 	$(PY) -m benchmarks.kernel_counts --target sm_90 --kernel decode prefill split \
 	  > docs/figures/kernel-counts.txt
+	$(PY) -m benchmarks.kernel_counts --target sm_90 --kernel split_prefill \
+	  --tile 64,64,8,5 64,64,4,5 64,32,4,5 > docs/figures/kernel-rest.txt
 	$(PY) -m benchmarks.kernel_counts --head 64 --target sm_80 --kernel prefill \
 	  --tile 128,64,8,5 128,32,4,5 > docs/figures/kernel-turns.txt
 	$(PY) -m benchmarks.pressure --plot docs/figures > docs/figures/pressure-chat.txt

@@ -6,15 +6,16 @@
                                                           other tiles: see kernels.launch.Tile
 
 Each kernel runs on a small piece of work, see WORKS, in the machine of benchmarks/ptx. A count is
-no time. But so many instructions take at least so many cycles, and what is read twice is paid for:
+no time. But so many instructions take about so many cycles, and what is read twice is paid for:
 
-    instructions    of all warps of all programs, as PTX has them
+    instructions    of all warps of all programs, as PTX has them; a card's own are about as many
     barriers        of a program, at which its warps wait for each other
     moved KB        what was read and written, in sectors of 32 bytes
     distinct        the same, each sector once
-    turns           of the banks of shared memory; and how many at least, if threads met at one
+    turns           of the banks of shared memory, one a cycle; and how many at least, if threads
+                    met at one. What wgmma reads for itself is not in it
     B/cycle         distinct bytes, on one multiprocessor, if each of its four schedulers starts an
-                    instruction in every cycle: faster no kernel can be
+                    instruction in every cycle: much faster no kernel can be
     ops/cycle       multiplications and additions in products of tiles, likewise
 """
 
@@ -135,6 +136,9 @@ WORKS: dict[str, Callable[[Asked], None]] = {
 }
 
 
+ATTENTION = {"decode", "prefill", "split", "split_prefill"}
+
+
 class Counts(NamedTuple):
     """What one launch did; see above."""
 
@@ -152,7 +156,7 @@ class Counts(NamedTuple):
 
     @property
     def cycles(self) -> float:
-        """At least, on one multiprocessor."""
+        """About so many, on one multiprocessor that does nothing else."""
         return self.instructions / NUM_SCHEDULERS
 
 
@@ -161,16 +165,16 @@ def counts_of(work: str, target: str, tile: Tile | None, launched: Launched) -> 
     num_programs, num_warps = prod(launched.grid), launched.program.num_threads // 32
     pairs = list(zip(launched.program.instructions, launched.executed.tolist(), strict=True))
     barriers = sum(count for each, count in pairs if each.opcode[:2] == ("bar", "sync"))
-    name = "merge" if launched.kernel == "merge_splits_kernel" else work
+    is_merge = launched.kernel == "merge_splits_kernel"
     return Counts(
-        kernel=name,
+        kernel="merge" if is_merge else work,
         target=target,
-        tile="its own" if tile is None else str(tile),
+        tile="its own" if tile is None or is_merge else str(tile),
         num_programs=num_programs,
         instructions=num_warps * sum(count for _, count in pairs),
         barriers=round(barriers / num_programs),
-        moved=launched.memory.bytes_moved,
-        distinct=launched.memory.bytes_touched,
+        moved=launched.bytes_moved,
+        distinct=launched.bytes_touched,
         turns=launched.wavefronts,
         least_turns=launched.least_wavefronts,
         products=num_warps * sum(count * products_of(each) for each, count in pairs),
@@ -234,6 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="for attention",
     )  # fmt: skip
     asked = parser.parse_args(arguments)
+    if asked.tile != [None] and not ATTENTION.issuperset(asked.kernel):
+        parser.error(f"--tile is for {', '.join(sorted(ATTENTION))}: name some with --kernel")
     if importlib.util.find_spec("triton") is None:
         print(f"{NO_TRITON} (it exists for Linux only): nothing to count")
         return 2

@@ -15,7 +15,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_GROUP_SIZE = 16
 MAX_HEAD_DIM = 256
 MAX_BLOCK_NUMBERS = 2**31 - 1
-"""Keys of one block, all heads together: a kernel counts within a block in 32 bits."""
+"""Of the keys of one block, all heads together: a kernel holds this size in 32 bits."""
 
 
 class Tile(NamedTuple):

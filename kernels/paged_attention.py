@@ -54,8 +54,8 @@ def attend(
     not yet divided by it. When a tile raises the maximum, both shrink by 2**(old - new).
     `scale` includes log2(e), so that weights are powers of two, which the hardware computes.
 
-    first_key is a multiple of BLOCK_N. Without MASKED every row sees every key, and end_key is
-    one, too.
+    first_key is a multiple of BLOCK_N, if there is a key. Without MASKED every row sees every key,
+    and end_key is a multiple, too.
     """
     dims = tl.arange(0, BLOCK_D)
     steps = tl.arange(0, BLOCK_N)

@@ -180,7 +180,7 @@ def merge_warps(num_splits: int, head_dim: int) -> int:
 
     As few as that: one warp adds up in registers, and several meet in shared memory.
     """
-    return min(max(num_splits * padded_head_dim(head_dim) // 2048, 1), 4)
+    return min(max(num_splits * padded_head_dim(head_dim) // 2048, 1), 8)
 
 
 def choose_num_splits(

@@ -76,7 +76,9 @@ def test_ptx_is_read_with_predicates_vectors_addresses_and_its_place_in_python()
     assert ("%r", "b32", 20) in parsed.registers
 
 
-@pytest.mark.parametrize("body", ["\tadd.s32 %r1 %r2;;", "\tfoo"])
+@pytest.mark.parametrize(
+    "body", ["\tadd.s32 %r1 %r2;;", "\tfoo", "\t{ .reg .pred p; mov.pred %p1, p; }"]
+)
 def test_what_cannot_be_read_is_refused(body):
     with pytest.raises(PtxError, match=r"cannot read the line|unknown instruction"):
         run(body, torch.zeros(32))
@@ -94,6 +96,17 @@ def test_what_cannot_be_read_is_refused(body):
         "atom.global.add.u32 %r1, [%rd2], 1;",
         "ld.local.b32 %r1, [%rd2];",
         "st.shared::cluster.b32 [%r1], %r2;",
+        "add.rn.bf16 %rs1, %rs2, %rs3;",
+        "setp.lt.bf16 %p1, %rs2, %rs3;",
+        "cvt.rz.bf16x2.f32 %r1, %r2, %r3;",
+        "cvt.rn.relu.f16.f32 %rs1, %r2;",
+        "add.sat.s32 %r1, %r2, %r3;",
+        "fma.rz.f32 %r1, %r2, %r3, %r4;",
+        "bar.sync 1, 32;",
+        "bar.arrive 0, 32;",
+        "fence.acq_rel.gpu;",
+        "shfl.sync.bfly.b32 %r1, %r2, 16, 15, -1;",
+        "shfl.sync.idx.b32 %r1, %r2, 5, 31, 255;",
     ],
 )
 def test_an_instruction_that_is_not_known_is_refused_by_name(text):
@@ -137,6 +150,19 @@ def test_registers_are_packed_and_unpacked_lowest_first():
     assert hex(block.registers["%r2"][0]) == "0x56781234"
     assert hex(block.registers["%rd3"][0]) == "0x5678123412345678"
     assert (block.registers["%r3"] == block.registers["%r2"]).all()
+
+
+def test_a_register_called_nothing_is_not_written():
+    tensor = torch.arange(64, dtype=torch.int32)
+    body = "\tshl.b64 %rd3, %rd1, 1;\n\tadd.s64 %rd4, %rd0, %rd3;\n"
+    block = run(body + "\tld.global.v2.b32 {_, %r1}, [%rd4];", tensor)
+    assert block.registers["%r1"].tolist() == [*range(1, 64, 2)]
+
+
+def test_copies_are_waited_for_by_all_threads():
+    body = "\tsetp.lt.s32 %p1, %r0, 3;\n\t@%p1 cp.async.wait_group 0;"
+    with pytest.raises(PtxError, match="only some threads"):
+        run(body, torch.zeros(32))
 
 
 def test_a_register_nobody_wrote_is_nan_and_nowhere():
@@ -202,7 +228,7 @@ PLACE = np.array([64])
         ("write", "read", "read what another warp has written"),
         ("write", "write", "written by two warps"),
         ("read", "write", "written where another warp has read"),
-        ("write", "read_by_all", "read before a barrier"),
+        ("write", "hold", "read before a barrier"),
     ],
 )
 def test_two_warps_that_meet_between_two_barriers_race(first, second, message):
@@ -212,7 +238,8 @@ def test_two_warps_that_meet_between_two_barriers_race(first, second, message):
         elif what == "read":
             memory.read(PLACE, 4, thread)
         else:
-            memory.read_by_all(PLACE, 4)
+            memory.fence()
+            memory.hold(PLACE, 4)
 
     memory = SharedMemory(128)
     act(memory, first, ONE)
@@ -270,6 +297,24 @@ def test_a_copy_arrives_when_it_is_waited_for_and_not_before():
         memory.finish()
     memory.wait_group(0)
     memory.finish()
+
+
+def test_what_tensor_cores_read_is_fenced_before_and_held_until_they_are_waited_for():
+    memory = SharedMemory(128)
+    memory.write(PLACE, words(1), ONE)
+    memory.barrier()
+    with pytest.raises(PtxError, match="read by tensor cores before a fence"):
+        memory.hold(PLACE, 4)
+    memory.fence()
+    assert memory.hold(PLACE, 4).view(np.uint32) == 1
+    memory.barrier()
+    with pytest.raises(PtxError, match="written while tensor cores read it"):
+        memory.write(PLACE, words(2), ONE)
+    with pytest.raises(PtxError, match="written while tensor cores read it"):
+        memory.begin_copy(PLACE, words(2), ONE)
+    memory.release(PLACE, 4)
+    memory.barrier()
+    memory.write(PLACE, words(2), ONE)
 
 
 @pytest.mark.parametrize(("address", "width"), [(62, 4), (128, 4), (-4, 4), (120, 16), (5, 1)])
@@ -337,6 +382,11 @@ def test_whole_numbers(text, values, want):
 def test_bits_are_taken_out_of_the_middle():
     assert compute("bfe.u32 %r1, %r2, %r3, %r4;", 0b1101_0000, 4, 3, dtype=np.uint32) == 0b101
     assert compute("shr.u32 %r1, %r2, %r3;", 2**31, 31, dtype=np.uint32) == 1
+
+
+def test_bits_outside_of_a_register_are_refused():
+    with pytest.raises(PtxError, match="bits outside"):
+        compute("bfe.u32 %r1, %r2, %r3, %r4;", 1, 28, 8, dtype=np.uint32)
 
 
 @pytest.mark.parametrize(
@@ -420,11 +470,11 @@ def test_a_tile_in_shared_memory_lies_in_swizzled_lines(code, length, turned):
         values = np.ascontiguousarray(lines[line, 8 * chunk : 8 * chunk + 8])
         memory.write(np.array([place]), values.view(np.uint8)[None], ONE)
     memory.barrier()
+    memory.fence()
     descriptor = 1024 >> 4 | beside >> 4 << 16 | below >> 4 << 32 | code << 62
-    found = tensor_cores.tile_in_shared(memory, descriptor, 64, turned, "f16")
-    assert (found == tile).all()
+    assert (tensor_cores.SharedTile(descriptor, 64, turned).hold(memory, "f16") == tile).all()
     with pytest.raises(PtxError, match="unknown layout"):
-        tensor_cores.tile_in_shared(memory, 0, 64, turned, "f16")
+        tensor_cores.SharedTile(0, 64, turned).hold(memory, "f16")
 
 
 def test_ldmatrix_and_stmatrix_are_each_others_way_back():
@@ -462,6 +512,7 @@ def test_threads_of_a_warp_exchange_and_add():
 
 def test_a_product_that_nobody_waits_for_is_noticed():
     body = (
+        "\tmov.b64 %rd5, 4611686018427387904;\n"  # at 0, in lines of 128 bytes
         "\twgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1,%r2,%r3,%r4}, %rd5, %rd5,"
         " 0, 1, 1, 0, 0;\n\twgmma.commit_group.sync.aligned;"
     )

@@ -2,7 +2,7 @@
 
 The values of all threads are one numpy array, so an instruction is a few operations of numpy.
 Floats are computed as IEEE 754 says. What a GPU only approximates (2 ** x, 1 / sqrt(x), the `full`
-division) is rounded correctly here: the same to a few units in the last place, not to the bit.
+division) is computed more exactly here: the same to a few units in the last place, not to the bit.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ TYPES: dict[str, Any] = {
     "f16": np.float16,
     "f32": np.float32,
 }
+HALVES = ("bf16", "bf16x2", "f16x2")
+"""Only moved, chosen from, and converted here: to add their bits would be wrong."""
+
 WIDER = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
 
 
@@ -52,7 +55,8 @@ def signature(instruction: Instruction) -> Signature:
     if name in ("min", "max"):  # Blackwell has them of three numbers, too
         name += str(num_sources)
     try:
-        found = _FAMILIES[name](tuple(modifiers))
+        # One that is not known might change the meaning.
+        found = _FAMILIES[name](tuple(modifiers)) if _KNOWN.issuperset(modifiers) else None
     except KeyError:
         found = None
     if found is None or len(found.sources) != num_sources:
@@ -79,10 +83,22 @@ def _is_float(kind: str) -> bool:
     return kind in ("f16", "f32")
 
 
-def _same(operation: Operation, num_sources: int) -> Callable[[Modifiers], Signature]:
-    """All operands have the type that ends the opcode."""
+def _bitwise(operation: Operation, num_sources: int) -> Callable[[Modifiers], Signature]:
+    """All operands have the type that ends the opcode, whatever their bits mean."""
 
     def make(modifiers: Modifiers) -> Signature:
+        (kind,) = modifiers
+        return Signature(operation, kind, (kind,) * num_sources)
+
+    return make
+
+
+def _same(operation: Operation, num_sources: int) -> Callable[[Modifiers], Signature]:
+    """All operands have the type that ends the opcode, and are numbers of it."""
+
+    def make(modifiers: Modifiers) -> Signature:
+        if modifiers[-1] in HALVES:
+            raise KeyError(modifiers)
         kind, once = modifiers[-1], _flushing(modifiers, operation)
         return Signature(_twice(once) if kind == "f32x2" else once, kind, (kind,) * num_sources)
 
@@ -187,6 +203,8 @@ def _extract(modifiers: Modifiers) -> Signature:
 
 def _bits(a: Array, first: Array, length: Array) -> Array:
     """Bits [first, first + length) of 32; the uppermost is the sign of a type that has one."""
+    if (length == 0).any() or (first.astype(np.int64) + length > 32).any():
+        raise PtxError("bits outside of a register")
     above = (32 - first.astype(np.int64) - length).astype(a.dtype)
     shifted: Array = (a << above) >> (32 - length.astype(np.int64)).astype(a.dtype)
     return shifted
@@ -212,6 +230,8 @@ def _chosen_bytes(a: Array, b: Array, choice: Array) -> Array:
 
 def _compare(modifiers: Modifiers) -> Signature:
     relation, kind = modifiers if len(modifiers) == 2 else ("", "")
+    if kind in HALVES:
+        raise KeyError(modifiers)
     if _is_float(kind) and relation.endswith("u"):  # true if one is NaN
         opposite = _ORDERED[_OPPOSITES[relation[:-1]]]
         return Signature(lambda a, b: ~opposite(a, b), "pred", (kind, kind))
@@ -262,7 +282,7 @@ _ORDERED: dict[str, Operation] = {
 _OPPOSITES = {"eq": "ne", "ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
 _FAMILIES: dict[str, Callable[[Modifiers], Signature]] = {
-    "mov": _same(lambda a: a, 1),
+    "mov": _bitwise(lambda a: a, 1),
     "add": _same(lambda a, b: a + b, 2),
     "sub": _same(lambda a, b: a - b, 2),
     "mul": _multiply,
@@ -276,10 +296,10 @@ _FAMILIES: dict[str, Callable[[Modifiers], Signature]] = {
     "max3": _extreme(np.fmax, np.maximum, 3),
     "neg": _same(np.negative, 1),
     "abs": _same(np.abs, 1),
-    "not": _same(np.invert, 1),
-    "and": _same(lambda a, b: a & b, 2),
-    "or": _same(lambda a, b: a | b, 2),
-    "xor": _same(lambda a, b: a ^ b, 2),
+    "not": _bitwise(np.invert, 1),
+    "and": _bitwise(lambda a, b: a & b, 2),
+    "or": _bitwise(lambda a, b: a | b, 2),
+    "xor": _bitwise(lambda a, b: a ^ b, 2),
     "shl": _shift(np.left_shift),
     "shr": _shift(np.right_shift),
     "bfe": _extract,
@@ -287,6 +307,10 @@ _FAMILIES: dict[str, Callable[[Modifiers], Signature]] = {
     "setp": _compare,
     "selp": _select,
     "cvt": _convert,
-    "ex2": _same(np.exp2, 1),
+    "ex2": _same(lambda a: np.exp2(a.astype(np.float64)).astype(a.dtype), 1),
     "rsqrt": _same(lambda a: (1 / np.sqrt(a.astype(np.float64))).astype(a.dtype), 1),
 }
+_KNOWN = {
+    *TYPES, *_ORDERED, *(f"{relation}u" for relation in _ORDERED),
+    "rn", "ftz", "approx", "full", "NaN", "lo", "hi", "wide",
+}  # fmt: skip

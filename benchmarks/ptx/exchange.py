@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.ptx.arithmetic import Array
 from benchmarks.ptx.block import Block, Mask, Step
 from benchmarks.ptx.operands import addresses, reader, register, registers
-from benchmarks.ptx.parse import Instruction, PtxError
+from benchmarks.ptx.parse import Immediate, Instruction, PtxError
 from benchmarks.ptx.shared_memory import WARP, Numbers
 
 
@@ -25,9 +25,9 @@ def for_whole_warps(mask: Mask) -> None:
 
 def shuffle(instruction: Instruction) -> Step:
     """shfl: each thread gets the value of thread l ^ mask of its warp (bfly), or of l (idx)."""
-    target, source, lane, *_ = instruction.operands
+    target, source, lane, *clamp_and_members = instruction.operands
     name, mode = register(target), instruction.opcode[2]
-    if mode not in ("bfly", "idx"):
+    if mode not in ("bfly", "idx") or clamp_and_members != [Immediate(31), Immediate(-1)]:
         raise PtxError(f"unknown instruction {instruction.text}")
     value_of, lane_of = reader(source, "u32"), reader(lane, "u32")
 

@@ -11,12 +11,10 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.ptx.parse import PtxError
-from benchmarks.ptx.shared_memory import WARP
+from benchmarks.ptx.shared_memory import WARP, Numbers
 
 SECTOR = 32
 """Bytes that a GPU's memory moves at least: a request for one of them brings all."""
-
-Numbers = npt.NDArray[np.int64]
 
 
 class GlobalMemory:

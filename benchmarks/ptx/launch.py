@@ -47,8 +47,8 @@ class Compiled(NamedTuple):
 class Launched:
     """What a launch did, all of its programs together.
 
-    executed          how often each instruction of the program was executed
-    memory            has counted the sectors that were read and written
+    executed                      how often each instruction of the program was executed
+    bytes_moved, bytes_touched    see GlobalMemory
     wavefronts, least_wavefronts  of shared memory, see SharedMemory
     """
 
@@ -56,7 +56,8 @@ class Launched:
     grid: tuple[int, ...]
     program: Program
     executed: npt.NDArray[np.int64]
-    memory: GlobalMemory
+    bytes_moved: int = 0
+    bytes_touched: int = 0
     wavefronts: int = 0
     least_wavefronts: int = 0
 
@@ -123,7 +124,7 @@ class PtxMachine:
         passed = [values[name] for name in kernel.arg_names if name not in constants]
         parameters = _parameters(code.program, passed)
         never = np.zeros(len(code.program.instructions), np.int64)
-        done = Launched(kernel.__name__, tuple(grid), code.program, never, memory)
+        done = Launched(kernel.__name__, tuple(grid), code.program, never)
         sizes = (*grid, 1, 1)[:3]
         for at in itertools.product(*map(range, sizes)):
             special = _special(code.program.num_threads, at, sizes)
@@ -131,6 +132,7 @@ class PtxMachine:
             done.executed += code.run(Block(code.program, special, parameters, memory, shared))
             done.wavefronts += shared.wavefronts
             done.least_wavefronts += shared.least_wavefronts
+        done.bytes_moved, done.bytes_touched = memory.bytes_moved, memory.bytes_touched
         return done
 
     def _compile(self, kernel: Any, values: dict[str, Any], settings: dict[str, Any]) -> Compiled:

@@ -76,6 +76,7 @@ _ENTRY = re.compile(
     r"\.visible \.entry (\w+)\((.*?)\)\s*\.reqntid (\d+)[^{]*\{(.*?)^\}", re.M | re.S
 )
 _REGISTERS = re.compile(r"\.reg \.(\w+)\s+(%\w+)<(\d+)>;")
+_DIRECTIVES = (".reg ", ".loc", ".pragma")
 _PLACE = re.compile(r"\.loc\s.*//\s*(\S+:\d+):")
 _INSTRUCTION = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*?);", re.S)
 
@@ -95,7 +96,7 @@ def parse(text: str) -> Program:
         code = line.partition("//")[0].strip()
         if label := re.fullmatch(r"(\$\w+):", code):
             labels[label[1]] = len(instructions)
-        elif code and not code.startswith((".", "{", "}")):
+        elif code and not (code in "{}" or code.startswith(_DIRECTIVES)):
             instructions.append(_instruction(code, source))
     return Program(
         name=name,

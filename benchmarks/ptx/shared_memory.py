@@ -34,7 +34,9 @@ class SharedMemory:
     A GPU runs warps in any order between two barriers. So what one warp writes, no other may read
     or write before the next barrier, and what one has read, no other may write. Copies with
     cp.async arrive as late as they may: when they are waited for. Until then nobody may touch
-    where they go. PtxError says who did.
+    where they go. Tensor cores that read here go another way to memory, which a fence must have
+    joined with the usual one, and nobody may write what they read before they are waited for.
+    PtxError says who did. (Not seen: lanes of one warp that meet without bar.warp.sync.)
 
     num_bytes         what the compiler asks for
     wavefronts        turns that accesses took. In one turn each of 32 banks gives 4 bytes: threads
@@ -56,11 +58,18 @@ class SharedMemory:
         # How many copies are under way to each cell; the last of the groups is still open.
         self._arriving = np.zeros(num_cells, np.int64)
         self._last = np.zeros(num_cells, np.uint16)
+        # Written since the last fence; and how many products under way read it.
+        self._is_unfenced = np.zeros(num_cells, np.bool_)
+        self._held = np.zeros(num_cells, np.int64)
         self._groups: deque[list[_Copy]] = deque([[]])
 
     def barrier(self) -> None:
         """All threads of the program have come here."""
         self._epoch += 1
+
+    def fence(self) -> None:
+        """fence.proxy.async, by all threads: tensor cores see what was written before."""
+        self._is_unfenced[:] = False
 
     def read(self, addresses: Numbers, width: int, threads: Numbers) -> Bytes:
         """[n, width] bytes from each address on; `threads` says whose access each is."""
@@ -77,13 +86,23 @@ class SharedMemory:
         self._count(addresses, width, threads)
         return np.asarray(self._bytes[addresses[:, None] + np.arange(width)])
 
-    def read_by_all(self, addresses: Numbers, width: int) -> Bytes:
-        """The same for tensor cores, which read for several warps. No turns are counted."""
+    def hold(self, addresses: Numbers, width: int) -> Bytes:
+        """The same for tensor cores, which read for several warps, until release().
+
+        No turns are counted.
+        """
         cells, _ = self._cells(addresses, width, np.zeros_like(addresses))
         _refuse(self._written[cells] == self._epoch, cells, "read before a barrier")
         _refuse(self._arriving[cells] > 0, cells, "read before the copy was waited for")
+        _refuse(self._is_unfenced[cells], cells, "read by tensor cores before a fence")
         self._reader[cells], self._read[cells] = _MANY, self._epoch
+        np.add.at(self._held, cells, 1)
         return np.asarray(self._bytes[addresses[:, None] + np.arange(width)])
+
+    def release(self, addresses: Numbers, width: int) -> None:
+        """The product that read these has been waited for."""
+        cells, _ = self._cells(addresses, width, np.zeros_like(addresses))
+        np.subtract.at(self._held, cells, 1)
 
     def write(self, addresses: Numbers, values: Bytes, threads: Numbers) -> None:
         """Bytes [n, width] to each address on."""
@@ -109,6 +128,7 @@ class SharedMemory:
                 self._bytes[addresses[:, None] + np.arange(values.shape[1])] = values
                 # Only the warp that has waited may read them before the next barrier.
                 self._writer[cells], self._written[cells] = warps, self._epoch
+                self._is_unfenced[cells] = True
 
     def finish(self) -> None:
         """The program has ended. Raises PtxError if copies are under way that nobody waited for."""
@@ -124,6 +144,8 @@ class SharedMemory:
         read = (self._read[cells] == self._epoch) & (self._reader[cells] != warps)
         _refuse(read, cells, "written where another warp has read since the last barrier")
         _refuse(self._arriving[cells] > 0, cells, "written where a copy is to arrive")
+        _refuse(self._held[cells] > 0, cells, "written while tensor cores read it")
+        self._is_unfenced[cells] = True
         self._writer[cells], self._written[cells] = warps, self._epoch
         # Several threads may have the same number for one place, and it is no matter who wins.
         self._last[cells] = numbers = values.view(np.uint16).ravel()

@@ -11,10 +11,10 @@ import numpy as np
 
 from benchmarks.ptx.arithmetic import TYPES, signature
 from benchmarks.ptx.block import Block, Mask, Step
-from benchmarks.ptx.exchange import EXCHANGES
+from benchmarks.ptx.exchange import EXCHANGES, for_whole_warps
 from benchmarks.ptx.global_memory import GlobalMemory
 from benchmarks.ptx.operands import addresses, constant, reader, register, registers
-from benchmarks.ptx.parse import Address, Instruction, Program, PtxError, Vector
+from benchmarks.ptx.parse import Address, Immediate, Instruction, Program, PtxError, Vector
 from benchmarks.ptx.shared_memory import SharedMemory
 from benchmarks.ptx.tensor_cores import multiply, multiply_async
 
@@ -70,13 +70,17 @@ def _jump(instruction: Instruction, program: Program) -> Step:
     return step
 
 
-def _nothing(instruction: Instruction) -> Step:
-    return lambda block, mask: None
+def _fence(instruction: Instruction) -> Step:
+    if instruction.opcode[1:3] != ("proxy", "async"):
+        raise PtxError(f"unknown instruction {instruction.text}")
+    return lambda block, mask: block.shared.fence()
 
 
 def _barrier(instruction: Instruction) -> Step:
-    if instruction.opcode[1] == "warp":
-        return _nothing(instruction)
+    if instruction.opcode == ("bar", "warp", "sync"):
+        return lambda block, mask: None
+    if instruction.opcode != ("bar", "sync") or instruction.operands != (Immediate(0),):
+        raise PtxError(f"unknown instruction {instruction.text}")
 
     def step(block: Block, mask: Mask) -> None:
         if mask is not None:
@@ -110,7 +114,8 @@ def _load(instruction: Instruction) -> Step:
         who = block.threads(mask)
         found = memory_of(block).read(where(block)[who], width, who).view(f"u{size}")
         for part, name in enumerate(names):
-            block.registers[name][who] = found[:, part]
+            if name != "_":
+                block.registers[name][who] = found[:, part]
 
     return step
 
@@ -144,11 +149,8 @@ def _store(instruction: Instruction) -> Step:
 def _copy(instruction: Instruction) -> Step:
     """cp.async: a copy to shared memory beside the arithmetic, and the waiting for it."""
     what = instruction.opcode[2]
-    if what == "commit_group":
-        return lambda block, mask: block.shared.commit_group()
-    if what == "wait_group":
-        num_pending = constant(instruction.operands[0])
-        return lambda block, mask: block.shared.wait_group(num_pending)
+    if what in ("commit_group", "wait_group"):
+        return _wait_for_copies(instruction)
     if what not in ("ca", "cg"):
         raise PtxError(f"unknown instruction {instruction.text}")
     to, source, size, *rest = instruction.operands
@@ -169,9 +171,22 @@ def _copy(instruction: Instruction) -> Step:
     return step
 
 
+def _wait_for_copies(instruction: Instruction) -> Step:
+    num_pending = constant(instruction.operands[0]) if instruction.operands else None
+
+    def step(block: Block, mask: Mask) -> None:
+        for_whole_warps(mask)
+        if num_pending is None:
+            block.shared.commit_group()
+        else:
+            block.shared.wait_group(num_pending)
+
+    return step
+
+
 _STEPS: dict[str, Callable[[Instruction], Step]] = {
     "bar": _barrier,
-    "fence": _nothing,
+    "fence": _fence,
     "ld": _load,
     "st": _store,
     "cp": _copy,

@@ -8,6 +8,8 @@ fewer bits on the way.
 from __future__ import annotations
 
 import re
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from benchmarks.ptx.block import Block, Mask, Step
 from benchmarks.ptx.exchange import for_whole_warps
 from benchmarks.ptx.operands import constant, reader, registers
 from benchmarks.ptx.parse import Immediate, Instruction, PtxError, Vector
-from benchmarks.ptx.shared_memory import WARP, SharedMemory
+from benchmarks.ptx.shared_memory import WARP, Numbers, SharedMemory
 
 GROUP = 4 * WARP
 
@@ -39,10 +41,11 @@ def multiply(instruction: Instruction) -> Step:
 
 
 def multiply_async(instruction: Instruction) -> Step:
-    """wgmma, on Hopper. A product is begun, and done as late as it may be: when it is waited for.
+    """wgmma, on Hopper: a product is begun, and done as late as it may be, when it is waited for.
 
-    Until then nobody may change its tiles or read its sums; who does it all the same computes with
-    what is there too early or too late, and the result shows it.
+    Tiles in shared memory are read at once and held until then. Registers are read and written
+    only then: who changes its left tile, or reads its sums, too early, computes something else.
+    (A wgmma.fence that is missing is not noticed.)
     """
     what = instruction.opcode[1]
     if what == "fence":
@@ -67,31 +70,31 @@ def _begin_product(instruction: Instruction) -> Step:
     kept_of, right_of = reader(keeps_sum, "pred"), reader(right, "u64")
     *turned_left, turned_right = [bool(constant(each)) for each in turned]
 
-    def left_tile(block: Block, group: slice, descriptors: Array) -> Array:
-        if isinstance(left, Vector):
-            return left_tiles(block.stacked(left_names)[:, group], kind).reshape(64, 16)
-        where = _one_for_all(descriptors[group])
-        return tile_in_shared(block.shared, where, 64, turned_left[0], kind)
-
     def step(block: Block, mask: Mask) -> None:
         for_whole_warps(mask)
-        # Read now: where tiles lie in shared memory, and whether sums are kept.
-        kept = np.broadcast_to(kept_of(block), block.program.num_threads).copy()
-        lefts, rights = block.registers[left_names[0]].copy(), right_of(block).copy()
+        for first in range(0, block.program.num_threads, GROUP):
+            group = slice(first, first + GROUP)
+            kept = _one_for_all(np.broadcast_to(kept_of(block), block.program.num_threads)[group])
+            b = SharedTile(_one_for_all(right_of(block)[group]), num_columns, turned_right)
+            tiles, numbers = [b], [b.hold(block.shared, kind).T]
+            if not isinstance(left, Vector):
+                where = _one_for_all(block.registers[left_names[0]][group])
+                a = SharedTile(where, 64, turned_left[0])
+                tiles.append(a)
+                numbers.append(a.hold(block.shared, kind).reshape(4, 16, 16))
+            finish = partial(_finish, block, group, kept, tiles, numbers)
+            block.products[-1].append(finish)
 
-        def finish() -> None:
-            product = np.empty((len(names), block.program.num_threads), np.float32)
-            for first in range(0, block.program.num_threads, GROUP):
-                group = slice(first, first + GROUP)
-                a = left_tile(block, group, lefts)
-                where = _one_for_all(rights[group])
-                b = tile_in_shared(block.shared, where, num_columns, turned_right, kind).T
-                c = sum_tiles(block.stacked(names)[:, group].view(np.float32))
-                kept_sums = c if _one_for_all(kept[group]) else 0
-                product[:, group] = sum_fragments(a.reshape(4, 16, 16) @ b + kept_sums)
-            block.unstack(names, product)
-
-        block.products[-1].append(finish)
+    def _finish(
+        block: Block, group: slice, kept: int, tiles: list[SharedTile], numbers: list[Array]
+    ) -> None:
+        right, *lefts = numbers
+        a = lefts[0] if lefts else left_tiles(block.stacked(left_names)[:, group], kind)
+        sums = sum_tiles(block.stacked(names)[:, group].view(np.float32)) if kept else 0
+        for name, row in zip(names, sum_fragments(a @ right + sums), strict=True):
+            block.registers[name].view(np.float32)[group] = row
+        for tile in tiles:
+            tile.release(block.shared)
 
     return step
 
@@ -102,28 +105,42 @@ def _one_for_all(values: Array) -> int:
     return int(values[0])
 
 
-def tile_in_shared(
-    shared: SharedMemory, descriptor: int, num_rows: int, turned: bool, kind: str
-) -> Array:
-    """[num_rows, 16] float64 from where a descriptor says that a wgmma's tile lies.
+class SharedTile(NamedTuple):
+    """A tile [num_rows, 16] of a wgmma in shared memory.
 
-    A tile lies in pieces of 8 lines, each of 32, 64 or 128 bytes. A line is a part of a row, or of
-    a column if the tile is turned. Within a piece bits of a line's number are mixed into the
+    It lies in pieces of 8 lines, each of 32, 64 or 128 bytes. A line is a part of a row, or of a
+    column if the tile is turned. Within a piece bits of a line's number are mixed into the
     addresses (swizzle), so that what lies below each other lies in different banks. By the PTX
     ISA, "Matrix Descriptor": where the tile starts, how far apart the pieces lie in both
     directions, all in units of 16 bytes, and the length of a line.
     """
-    start, beside, below = ((descriptor >> bit & 0x3FFF) << 4 for bit in (0, 16, 32))
-    length = {1: 128, 2: 64, 3: 32}.get(descriptor >> 62 & 3)
-    if length is None or descriptor >> 49 & 7:
-        raise PtxError(f"unknown layout of shared memory in descriptor {descriptor:#x}")
-    num_lines, num_chunks = (16, num_rows // 8) if turned else (num_rows, 2)
-    lines, chunks = np.meshgrid(np.arange(num_lines), np.arange(num_chunks), indexing="ij")
-    pieces, within = np.divmod(16 * chunks, length)  # a chunk is 8 numbers, 16 bytes
-    addresses = start + lines // 8 * below + lines % 8 * length + pieces * beside + within
-    addresses ^= (addresses >> 7 & length // 16 - 1) << 4
-    found = _numbers(shared.read_by_all(addresses.ravel(), 16).view(np.uint32), kind)
-    return found.reshape(num_lines, -1).T if turned else found.reshape(num_lines, -1)
+
+    descriptor: int
+    num_rows: int
+    is_turned: bool
+
+    def hold(self, shared: SharedMemory, kind: str) -> Array:
+        """[num_rows, 16] float64; nobody may write them before release()."""
+        found = _numbers(shared.hold(self._addresses(), 16).view(np.uint32), kind)
+        lines = found.reshape(16 if self.is_turned else self.num_rows, -1)
+        return lines.T if self.is_turned else lines
+
+    def release(self, shared: SharedMemory) -> None:
+        """The product is done."""
+        shared.release(self._addresses(), 16)
+
+    def _addresses(self) -> Numbers:
+        """Of 16 bytes each, 8 numbers, line by line."""
+        start, beside, below = ((self.descriptor >> bit & 0x3FFF) << 4 for bit in (0, 16, 32))
+        length = {1: 128, 2: 64, 3: 32}.get(self.descriptor >> 62 & 3)
+        if length is None or self.descriptor >> 49 & 7:
+            raise PtxError(f"unknown layout of shared memory: descriptor {self.descriptor:#x}")
+        num_lines, num_chunks = (16, self.num_rows // 8) if self.is_turned else (self.num_rows, 2)
+        lines, chunks = np.meshgrid(np.arange(num_lines), np.arange(num_chunks), indexing="ij")
+        pieces, within = np.divmod(16 * chunks, length)
+        found = start + lines // 8 * below + lines % 8 * length + pieces * beside + within
+        found ^= (found >> 7 & length // 16 - 1) << 4
+        return np.asarray(found.ravel())
 
 
 def left_tiles(fragments: Array, kind: str) -> Array:

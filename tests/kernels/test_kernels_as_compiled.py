@@ -112,7 +112,7 @@ def test_decodes_and_the_rest_each_by_a_kernel_of_their_own_equal_the_reference(
     assert len(machine.launches) == 2
 
 
-# Any two of the three that can meet, and 20: no power of two, and hardly larger than a product.
+# Some of each, and 20: no power of two, and hardly larger than a product.
 @pytest.mark.parametrize(
     ("capability", "head_dim", "dtype", "block_size"),
     [
@@ -286,7 +286,7 @@ LONG_PROMPT = replace(LONG_DECODE, ranges=[(250, 301)])
         ("two rows meet in one place of the banks", 90,
          Changed(r"xor\.b32", "or.b32"), "race|differ"),
         ("a product is not waited for", 90,
-         Changed(r"wgmma\.wait_group\.sync\.aligned 0;", "", 1), "products under way|differ"),
+         Changed(r"wgmma\.wait_group\.sync\.aligned 0;", "", 1), "race|products under way|differ"),
         ("one product is added to the last one's sum", 90,
          Changed(r"(wgmma\.mma_async[^;]*?%rd\d+, %rd\d+, )0", r"\g<1>1", 0), "differ"),
         ("a matrix is read by columns", 80,
@@ -299,19 +299,47 @@ def test_the_machine_notices_that(machines, what, capability, change, message):
         check_changed(capability, plan, change)
 
 
+@pytest.mark.parametrize(("capability", "plan"), [(80, LONG_DECODE), (90, LONG_PROMPT)])
+def test_the_machine_has_nothing_against_what_was_not_changed(machines, capability, plan):
+    check_changed(capability, plan, lambda ptx: ptx)
+
+
+def test_the_machine_notices_fences_that_are_missing(machines):
+    fence = r"fence\.proxy\.async\S*;"
+    change = Changed(fence, "fence.proxy.async;")
+    check_changed(90, LONG_PROMPT, change)
+    noticed = [is_missed(90, LONG_PROMPT, fence, n, "fence") for n in range(change.num_found)]
+    # Each loop has one, and the compiler puts another before each loop.
+    assert noticed.count(True) >= 2
+
+
+def test_the_machine_notices_a_product_that_does_not_wait_for_its_keys(machines):
+    """The wait for a copy, and the barrier, stand behind the product instead of before it."""
+    waiting = r"cp\.async\.wait_group\s+3;\s*bar\.sync\s+0;"
+
+    def change(ptx):
+        found = re.search(rf"({waiting})(.*?)(?=wgmma\.wait_group)", ptx, re.S)
+        return ptx[: found.start()] + found[2] + found[1] + "\n" + ptx[found.end() :]
+
+    with pytest.raises(PtxError, match="read before"):
+        check_changed(90, LONG_PROMPT, change)
+
+
 def test_the_machine_notices_barriers_that_are_missing(machines):
-    change = Changed(r"bar\.sync\s+0;", "bar.sync 0;")
+    barrier = r"bar\.sync\s+0;"
+    change = Changed(barrier, "bar.sync 0;")
     check_changed(80, LONG_DECODE, change)
-    noticed = [barrier_is_missed(change.pattern, which) for which in range(change.num_found)]
+    noticed = [is_missed(80, LONG_DECODE, barrier, n, "race") for n in range(change.num_found)]
     # The compiler puts some where nobody could meet, before the first copy for example: one with
     # triton 3.7, five with 3.6.
     assert noticed.count(True) > 5
     assert noticed.count(True) > noticed.count(False)
 
 
-def barrier_is_missed(pattern, which):
+def is_missed(capability, plan, pattern, which, message):
+    """Whether the machine says `message` when this line is left out."""
     try:
-        check_changed(80, LONG_DECODE, Changed(pattern, "", which))
+        check_changed(capability, plan, Changed(pattern, "", which))
     except PtxError as error:
-        return "race" in str(error)
+        return message in str(error)
     return False

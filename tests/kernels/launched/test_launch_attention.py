@@ -102,7 +102,7 @@ def test_every_group_size_works(heads):
     check_attention(Plan(**MIXED, num_kv_heads=num_kv_heads, group_size=group_size), attention)
 
 
-@pytest.mark.parametrize("block_size", [4, *BLOCK_SIZES])
+@pytest.mark.parametrize("block_size", [4, 12, 24, *BLOCK_SIZES])
 def test_every_block_size_works(block_size):
     ranges = [
         (0, block_size + 1),
