@@ -136,6 +136,7 @@ WORKS: dict[str, Callable[[Asked], None]] = {
 }
 
 
+MERGE = "merge_splits_kernel"
 ATTENTION = {"decode", "prefill", "split", "split_prefill"}
 
 
@@ -165,11 +166,10 @@ def counts_of(work: str, target: str, tile: Tile | None, launched: Launched) -> 
     num_programs, num_warps = prod(launched.grid), launched.program.num_threads // 32
     pairs = list(zip(launched.program.instructions, launched.executed.tolist(), strict=True))
     barriers = sum(count for each, count in pairs if each.opcode[:2] == ("bar", "sync"))
-    is_merge = launched.kernel == "merge_splits_kernel"
     return Counts(
-        kernel="merge" if is_merge else work,
+        kernel="merge" if launched.kernel == MERGE else work,
         target=target,
-        tile="its own" if tile is None or is_merge else str(tile),
+        tile="its own" if tile is None else str(tile),
         num_programs=num_programs,
         instructions=num_warps * sum(count for _, count in pairs),
         barriers=round(barriers / num_programs),
@@ -200,8 +200,11 @@ def count(works: Sequence[str], targets: Sequence[str], asked: Asked) -> list[Co
                 machine = PtxMachine(int(target.removeprefix("sm_")))
                 with mock.patch.dict("os.environ", TRITON_CACHE_DIR=cache), machine.launching():
                     WORKS[work](asked)
-                tile = asked.tile
-                found += [counts_of(work, target, tile, each) for each in machine.launches]
+                found += [
+                    counts_of(work, target, asked.tile, each)
+                    for each in machine.launches
+                    if asked.tile is None or each.kernel != MERGE  # which has no tile
+                ]
     return found
 
 

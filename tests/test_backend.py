@@ -59,6 +59,33 @@ def test_auto_on_a_gpu_older_than_an_a100_is_torch_and_says_so(monkeypatch, capl
         choose_backend("triton", CUDA, FLOAT32)
 
 
+@needs_triton
+@pytest.mark.parametrize(
+    ("capability", "triton", "is_fenced"),
+    [
+        (90, "3.6.0", False),
+        (90, "3.7.0", False),
+        (100, "3.6.0+git1234", False),
+        (90, "3.7.1", True),
+        (90, "3.10.0", True),
+        (80, "3.6.0", True),  # tensor cores read registers there
+        (120, "3.6.0", True),
+        (90, "source", True),  # built by oneself: nobody can know
+    ],
+)
+def test_a_compiler_that_leaves_out_a_fence_is_named_and_the_kernels_run(
+    monkeypatch, caplog, capability, triton, is_fenced
+):
+    gpu_of(monkeypatch, capability)
+    monkeypatch.setattr(available, "version", lambda package: triton)
+    assert choose_backend("auto", CUDA, BFLOAT16) == "triton"
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == (not is_fenced)
+    if messages:
+        assert f"triton {triton[:5]} leaves out a fence" in messages[0]
+        assert "triton 3.7.1 or newer has the fence" in messages[0]
+
+
 @needs_native
 def test_auto_is_native_on_a_cpu_in_float32_even_with_the_interpreter(monkeypatch, caplog):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
