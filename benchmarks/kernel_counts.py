@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
 import sys
 import tempfile
@@ -38,7 +39,7 @@ from benchmarks.kernel_table import tile_of
 from benchmarks.markdown import Column, table
 from benchmarks.ptx.launch import Launched, PtxMachine
 from benchmarks.ptx.parse import Instruction
-from kernels.available import NO_TRITON
+from kernels.available import INTERPRET, NO_TRITON
 from kernels.batch import PagedBatch
 from kernels.launch import Tile
 from kernels.layer_parts import HeadNorms
@@ -246,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if importlib.util.find_spec("triton") is None:
         print(f"{NO_TRITON} (it exists for Linux only): nothing to count")
         return 2
+    os.environ.pop(INTERPRET, None)  # read when the first kernel is imported, further down
     rows = [
         row
         for tile in asked.tile

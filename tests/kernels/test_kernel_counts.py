@@ -1,12 +1,16 @@
 """What can be counted of the kernels' speed without a GPU: see benchmarks/kernel_counts.py."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks import kernel_counts
 from benchmarks.kernel_counts import Asked, products_of
 from benchmarks.ptx.parse import Instruction
 from kernels.launch import Tile
-from tests.interpreter import needs_compiler, needs_triton
+from tests.interpreter import ROOT, needs_compiler, needs_triton
 
 # What an H200's memory brings: 4.8 TB a second, for 132 multiprocessors at 1.83 GHz. Data sheet.
 BYTES_A_CYCLE = 4.8e12 / 132 / 1.83e9
@@ -125,3 +129,24 @@ def test_one_row_stands_for_one_launch(counted):
     assert counted["split", "sm_90"].num_programs == 4
     assert counted["prefill", "sm_90"].num_programs == 512 * 2 // 128 + 1
     assert counted["decode", "sm_90"].num_programs == 1
+
+
+@pytest.mark.kernels
+@needs_triton
+def test_the_command_prints_a_table_even_where_kernels_are_interpreted():
+    command = ["-m", "benchmarks.kernel_counts", "--kernel", "store_kv", "--target", "sm_80"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "| store_kv | sm_80 | its own |" in done.stdout
+
+
+def test_a_tile_is_for_attention_only(capsys):
+    with pytest.raises(SystemExit):
+        kernel_counts.main(["--kernel", "rms_norm", "--tile", "64,32,4,5"])
+    assert "--tile is for decode, prefill, split, split_prefill" in capsys.readouterr().err
