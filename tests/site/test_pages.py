@@ -1,5 +1,7 @@
 """Every page as a reader would open it: over http and from a file, at a desk and on a phone."""
 
+from string import ascii_lowercase
+
 import pytest
 
 from tests.site import axe
@@ -85,10 +87,24 @@ def test_search_finds(browser, addresses, transport, words):
     with visit(browser, addresses[transport], "index.html") as opened:
         search = opened.page.get_by_role("textbox", name="Search")
         search.click()
+        # Words that are typed while the theme still reads the index can be an error of its own.
+        opened.page.get_by_text("Type to start searching").wait_for(timeout=10_000)
         search.press_sequentially(words)
         found = opened.page.locator(".md-search-result__item", has_text=words)
         found.first.wait_for(timeout=10_000)
         assert any("Glossary" in text for text in found.all_inner_texts())
+        assert opened.errors == []
+
+
+def test_search_takes_any_letter_to_begin_with(browser, served):
+    with visit(browser, served, "index.html") as opened:
+        search = opened.page.get_by_role("textbox", name="Search")
+        search.click()
+        opened.page.get_by_text("Type to start searching").wait_for(timeout=10_000)
+        for letter in ascii_lowercase:
+            search.fill("")
+            search.press_sequentially(letter)
+            opened.page.wait_for_timeout(200)  # for a query of its own
         assert opened.errors == []
 
 
