@@ -35,7 +35,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.kernel_table import tile_of
+from benchmarks.kernel_table import PAGED, tile_of
 from benchmarks.markdown import Column, table
 from benchmarks.ptx.launch import Launched, PtxMachine
 from benchmarks.ptx.parse import Instruction
@@ -138,7 +138,6 @@ WORKS: dict[str, Callable[[Asked], None]] = {
 
 
 MERGE = "merge_splits_kernel"
-ATTENTION = {"decode", "prefill", "split", "split_prefill"}
 
 
 class Counts(NamedTuple):
@@ -242,8 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="for attention",
     )  # fmt: skip
     asked = parser.parse_args(arguments)
-    if asked.tile != [None] and not ATTENTION.issuperset(asked.kernel):
-        parser.error(f"--tile is for {', '.join(sorted(ATTENTION))}: name some with --kernel")
+    if asked.tile != [None] and not set(PAGED).issuperset(asked.kernel):
+        parser.error(f"--tile is for {', '.join(sorted(PAGED))}: name some with --kernel")
     if importlib.util.find_spec("triton") is None:
         print(f"{NO_TRITON} (it exists for Linux only): nothing to count")
         return 2

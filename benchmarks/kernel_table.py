@@ -30,7 +30,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -207,37 +207,54 @@ def type_of(name: str, dtype: str, constants: dict[str, int]) -> str:
     return "*fp32" if name in FLOAT32_POINTERS else f"*{dtype}"
 
 
-def compile_case(case: Case, tile: Tile | None = None) -> Row:
-    """Compile one case for its target; needs no GPU. What cannot be compiled says so in its row."""
+def compile_for(
+    target: str,
+    kernel: Any,
+    signature: Mapping[str, str],
+    constants: Mapping[str, Any],
+    aligned: Iterable[int],
+    options: Mapping[str, Any],
+) -> Any:
+    """What Triton makes of a kernel for a GPU that need not be here: see its asm and metadata.
+
+    signature  the type of each argument, by name; "constexpr" for those in `constants`
+    aligned    the numbers of the arguments that are multiples of 16
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    source = ASTSource(
+        fn=kernel,
+        signature=dict(signature),
+        constexprs=dict(constants),
+        attrs={(index,): [["tt.divisibility", 16]] for index in aligned},
+    )
+    is_amd = target.startswith("gfx")
+    gpu = GPUTarget("hip", target, 64) if is_amd else GPUTarget("cuda", int(target[3:]), 32)
+    return triton.compile(source, target=gpu, options=dict(options))
+
+
+def compile_case(case: Case, tile: Tile | None = None) -> Row:
+    """Compile one case for its target; needs no GPU. What cannot be compiled says so in its row."""
     launch = launch_of(case, tile)
     names = launch.kernel.arg_names
     signature = {name: type_of(name, case.dtype, launch.constants) for name in names}
     # A launch would find pointers and strides to be multiples of 16, and compile for that.
     aligned = [
-        (index,)
+        index
         for index, name in enumerate(names)
         if signature[name].startswith("*") or name in STRIDES
     ]
-    source = ASTSource(
-        fn=launch.kernel,
-        signature=signature,
-        constexprs=launch.constants,
-        attrs={index: [["tt.divisibility", 16]] for index in aligned},
-    )
     is_amd = case.target.startswith("gfx")
-    target = (
-        GPUTarget("hip", case.target, 64) if is_amd else GPUTarget("cuda", int(case.target[3:]), 32)
-    )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     start = time.perf_counter()
     try:
         # With TRITON_DUMP_PTXAS_LOG the compiler prints what ptxas said of this very build.
         with contextlib.redirect_stdout(io.StringIO()) as log:
-            compiled = triton.compile(source, target=target, options=options)
+            compiled = compile_for(
+                case.target, launch.kernel, signature, launch.constants, aligned, options
+            )
     except Exception as error:  # whatever the compiler throws is this row's result
         reason = str(error.__cause__ or error).strip().splitlines()[-1][:200]
         return Row(*case, tile=launch.tile, problem=f"{type(error).__name__}: {reason}")

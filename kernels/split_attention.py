@@ -48,7 +48,7 @@ def split_tile(head_dim: int, dtype: torch.dtype, num_rows: int, capability: int
     """The program's shape, see attention_tile; a prompt's is half as tall, for half of the warps.
 
     Parts are stored in float32, whose addresses take registers; and few rows are not to wait for
-    one program. (Eight warps would find 64 rows too few, and multiply half of them twice.)
+    one program. (64 rows are too few for eight warps: they would multiply scores twice.)
     """
     tile = attention_tile(head_dim, dtype, num_rows, capability)
     if tile.block_m <= 64:

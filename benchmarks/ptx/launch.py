@@ -1,7 +1,9 @@
 """In the place of a launch on a GPU: a kernel is compiled for one, and its PTX is run here.
 
-with PtxMachine(90).launching():
-    attention(query, key_cache, value_cache, batch)  # tensors on the CPU
+On tensors on the CPU, as for an H100:
+
+    with PtxMachine(90).launching():
+        attention(query, key_cache, value_cache, batch)
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.kernel_table import compile_for
 from benchmarks.launches import launches_replaced
 from benchmarks.ptx.arithmetic import Array
 from benchmarks.ptx.block import Block
@@ -68,7 +71,7 @@ class PtxMachine:
     change    if given, gets each kernel's PTX and returns what is run in its place
     launches  what was launched since launching() was entered, the oldest first
 
-    Nothing is kept of a kernel but in Triton's own cache, so its folder may be a throw-away one.
+    Each kernel is compiled once a machine; Triton's own cache may lie in a throw-away folder.
     """
 
     def __init__(self, capability: int, change: Callable[[str], str] | None = None) -> None:
@@ -94,35 +97,17 @@ class PtxMachine:
                 stack.enter_context(mock.patch(name, return_value=self.capability))
             yield self
 
-    def ptx(self, kernel: Any, values: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
-        """What Triton compiles a launch to; see the object's `asm` and `metadata`."""
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-
-        constants = _constants(kernel, values)
-        source = ASTSource(
-            fn=kernel,
-            signature={
-                name: "constexpr" if name in constants else _type_of(values[name])
-                for name in kernel.arg_names
-            },
-            constexprs=constants,
-            attrs={(i,): [["tt.divisibility", 16]] for i in _aligned(kernel, values)},
-        )
-        target = GPUTarget("cuda", self.capability, 32)
-        return triton.compile(source, target=target, options=dict(settings))
-
     def _launch(
         self, kernel: Any, values: dict[str, Any], grid: Sequence[int], settings: dict[str, Any]
     ) -> Launched:
         """Run all programs of a grid, one after the other."""
-        code, num_shared_bytes = self._compile(kernel, values, settings)
+        constants = _constants(kernel, values)
+        passed = {name: value for name, value in values.items() if name not in constants}
+        code, num_shared_bytes = self._compile(kernel, passed, constants, settings)
         tensors = {k: value for k, value in values.items() if isinstance(value, torch.Tensor)}
         memory = GlobalMemory(tensors)
-        constants = _constants(kernel, values)
-        passed = [values[name] for name in kernel.arg_names if name not in constants]
-        parameters = _parameters(code.program, passed)
+        in_order = [passed[name] for name in kernel.arg_names if name in passed]
+        parameters = _parameters(code.program, in_order)
         never = np.zeros(len(code.program.instructions), np.int64)
         done = Launched(kernel.__name__, tuple(grid), code.program, never)
         sizes = (*grid, 1, 1)[:3]
@@ -135,14 +120,22 @@ class PtxMachine:
         done.bytes_moved, done.bytes_touched = memory.bytes_moved, memory.bytes_touched
         return done
 
-    def _compile(self, kernel: Any, values: dict[str, Any], settings: dict[str, Any]) -> Compiled:
-        constants = _constants(kernel, values)
-        types = [_type_of(values[name]) for name in kernel.arg_names if name not in constants]
-        key = (
-            kernel, *types, *constants.items(), _aligned(kernel, values), *settings.items(),
-        )  # fmt: skip
+    def _compile(
+        self,
+        kernel: Any,
+        passed: dict[str, Any],
+        constants: dict[str, Any],
+        settings: dict[str, Any],
+    ) -> Compiled:
+        signature = {
+            name: _type_of(passed[name]) if name in passed else "constexpr"
+            for name in kernel.arg_names
+        }
+        aligned = _aligned(kernel, passed)
+        key = (kernel, *signature.items(), *constants.items(), aligned, *settings.items())
         if key not in self._compiled:
-            compiled = self.ptx(kernel, values, settings)
+            target = f"sm_{self.capability}"
+            compiled = compile_for(target, kernel, signature, constants, aligned, settings)
             ptx = compiled.asm["ptx"]
             program = parse(self._change(ptx) if self._change else ptx)
             self._compiled[key] = Compiled(Code(program), compiled.metadata.shared)
@@ -160,15 +153,14 @@ def _constants(kernel: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _aligned(kernel: Any, values: Mapping[str, Any]) -> tuple[int, ...]:
+def _aligned(kernel: Any, passed: Mapping[str, Any]) -> tuple[int, ...]:
     """Which parameters are multiples of 16, addresses too: Triton compiles for that."""
-    constants = _constants(kernel, values)
     return tuple(
         index
         for index, parameter in enumerate(kernel.params)
-        if parameter.name not in constants
+        if parameter.name in passed
         and not parameter.do_not_specialize
-        and _is_multiple_of_16(values[parameter.name])
+        and _is_multiple_of_16(passed[parameter.name])
     )
 
 
